@@ -1,0 +1,65 @@
+"""The `rmt` command: finds the sub-command, hands it the arguments, and turns failures into one line and a status.
+
+Each sub-command lives in its own file in `rmt.commands` and is imported only when it is called, so that `rmt --help`
+answers at once. A command file has `parser()`, which returns its `ArgumentParser`, and `run(args)`.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from rmt.errors import InputError, suggest
+
+COMMANDS = {
+    "count": "parameters, FLOPs and memory of a model, exact and by the paper's formulas",
+    "moments": "how variance moves through storage and retrieval: theory, measurement, paper",
+}
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0
+    if arguments[0] in ("-V", "--version"):
+        from importlib.metadata import version
+
+        print(f"rmt {version('residual-matrix-transformer')}")
+        return 0
+    name, *rest = arguments
+    try:
+        if name not in COMMANDS:
+            raise InputError(f"there is no command {name!r}. {suggest(name, COMMANDS)}")
+        command = importlib.import_module(f"rmt.commands.{name}")
+        return command.run(command.parser().parse_args(rest)) or 0
+    except InputError as error:
+        return fail(str(error))
+    except KeyboardInterrupt:
+        return fail("interrupted", EXIT_INTERRUPTED)
+    except BrokenPipeError:  # the reader of our output (`rmt ... | head`) has gone: nothing left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def fail(message: str, status: int = EXIT_BAD_INPUT) -> int:
+    print(f"rmt: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+def overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
+    return (
+        "usage: rmt COMMAND ...\n\n"
+        "Train, compare, understand and ship language models with a wide residual stream.\n\n"
+        f"commands:\n{lines}\n\n"
+        "`rmt COMMAND --help` explains a command and its options."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

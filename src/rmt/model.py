@@ -1,0 +1,314 @@
+"""The language model: embedding, L layers of attention and feed-forward cores over a residual stream, unembedding.
+
+The cores are the same for every stream. All that distinguishes the RMT, the transformer and their rivals is the list
+of boundaries in `self.stream` (see `rmt.streams.base`), so the whole model is the short loop in
+`LanguageModel._forward`.
+
+Axes: B batch, T tokens, S cached tokens, H query heads, G key/value heads, V head_dim, D model_dim, F ff_dim,
+W vocabulary, K key_dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rmt.config import ModelConfig, Recompute
+from rmt.errors import InputError
+from rmt.ops import attention as attention_op
+from rmt.ops.attention import Attend
+from rmt.ops.cross_entropy import linear_cross_entropy
+from rmt.streams import find_stream
+from rmt.streams.base import Embedded, sites
+from rmt.theory import mup
+from rmt.theory.mup import Described, Role
+
+
+class Embedding(Described):
+    """Token table and, with learned positions, position table."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.scale = mup.embedding_scale(config)
+        self.token_WD = self.describe("token_WD", (config.vocab_size, config.model_dim), Role("embedding"))
+        self.position_ND = None
+        if config.position == "learned":
+            self.position_ND = self.describe("position_ND", (config.context, config.model_dim), Role("embedding"))
+
+    def forward(self, ids_BT: Tensor, position_BT: Tensor) -> Embedded:
+        token_BTD = F.embedding(ids_BT, self.token_WD) * self.scale
+        if self.position_ND is None:
+            return Embedded(token_BTD, None)
+        position_BTD = F.embedding(position_BT, self.position_ND) * self.scale
+        return Embedded(token_BTD, position_BTD.expand_as(token_BTD))
+
+
+class Attention(Described):
+    """The attention core of one layer: heads in, heads out, no weights but the optional query and key gains."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.scale = mup.attention_scale(config, layer)
+        self.eps = config.norm_eps
+        self.query_gain = self.key_gain = None
+        if config.qk_norm:
+            self.query_gain = self.describe("query_gain", (config.head_dim,), Role("gain"))
+            self.key_gain = self.describe("key_gain", (config.head_dim,), Role("gain"))
+
+    def forward(self, qkv: tuple[Tensor, Tensor, Tensor], context: Attend, cache: LayerCache | None) -> Tensor:
+        q_BTHV, k_BTGV, v_BTGV = qkv
+        if self.query_gain is not None:
+            q_BTHV = F.rms_norm(q_BTHV, q_BTHV.shape[-1:], self.query_gain, self.eps)
+            k_BTGV = F.rms_norm(k_BTGV, k_BTGV.shape[-1:], self.key_gain, self.eps)
+        if context.rotation is not None:
+            q_BTHV = attention_op.rotate(q_BTHV, context.rotation)
+            k_BTGV = attention_op.rotate(k_BTGV, context.rotation)
+        k_BGSV, v_BGSV = k_BTGV.transpose(1, 2), v_BTGV.transpose(1, 2)
+        if cache is not None:
+            k_BGSV, v_BGSV = cache.append(k_BGSV, v_BGSV)
+        return attention_op.attend(q_BTHV, k_BGSV, v_BGSV, context, self.scale)
+
+
+class FeedForward(Described):
+    """W2 gelu(W1 x), or W2 (silu(gate) * up) with gate and up packed in W1."""
+
+    def __init__(self, config: ModelConfig, writes: bool) -> None:
+        super().__init__()
+        self.gated = config.ff == "swiglu"
+        D, neurons = config.model_dim, config.ff_dim
+        rows = 2 * neurons if self.gated else neurons
+        into = Role("linear", fan_in=D, fan_out=rows, scales_with=("model_dim",))
+        out = Role("linear", fan_in=neurons, fan_out=D, scales_with=("ff_dim",), writes=writes)
+        self.into_FD = self.describe("into_FD", (rows, D), into)
+        self.out_DF = self.describe("out_DF", (D, neurons), out)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        h_BTF = F.linear(x_BTD, self.into_FD)
+        if self.gated:
+            gate, up = h_BTF.chunk(2, dim=-1)
+            return F.linear(F.silu(gate) * up, self.out_DF)
+        return F.linear(F.gelu(h_BTF, approximate="tanh"), self.out_DF)
+
+
+class Unembedding(Described):
+    """Logits from the last read of the stream."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.scale = mup.logit_scale(config)
+        role = Role("unembedding", fan_in=config.model_dim, fan_out=config.vocab_size, scales_with=("model_dim",))
+        self.weight_WD = self.describe("weight_WD", (config.vocab_size, config.model_dim), role)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return F.linear(x_BTD, self.weight_WD) * self.scale
+
+
+@dataclass
+class Output:
+    """What a forward pass returns.
+
+    `loss` (cross-entropy plus z-loss; the one to differentiate), `ce` (cross-entropy alone; the one to report) and
+    `accuracy` are there when targets were given. `logits` are computed when they are first asked for, so that
+    training never holds them.
+    """
+
+    hidden_BTD: Tensor
+    unembedding: Unembedding
+    loss: Tensor | None = None
+    ce: Tensor | None = None
+    accuracy: Tensor | None = None
+    _logits: Tensor | None = None
+
+    @property
+    def logits(self) -> Tensor:
+        if self._logits is None:
+            self._logits = self.unembedding(self.hidden_BTD)
+        return self._logits
+
+
+class LanguageModel(nn.Module):
+    """A language model over the residual stream that `config.stream` names. Made by `rmt.build`."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.recompute: Recompute = "none"
+        stream = find_stream(config.stream)
+        self.embedding = Embedding(config)
+        self.attention = nn.ModuleList(Attention(config, layer) for layer in range(config.layers))
+        self.feed_forward = nn.ModuleList(
+            stream.feed_forward(config, layer) or FeedForward(config, stream.feed_forward_writes)
+            for layer in range(config.layers)
+        )
+        self.stream = nn.ModuleList(stream.boundary(config, site) for site in sites(config.layers))
+        self.unembedding = Unembedding(config)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        targets: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        cache: Cache | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Output:
+        """Run the model on `input_ids` [B, T].
+
+        Args:
+            input_ids: token ids.
+            targets: the id that should follow each token, aligned with the logits; -100 is ignored. Gives `loss`, `ce`.
+            document_ids: a number per token; tokens attend only within their own document.
+            cache: keys and values of earlier tokens (`new_cache`); the new ones are appended to it.
+            position_ids: each token's position; by default counted from the start of the sequence (or of the cache).
+        """
+        self._check(input_ids, targets, document_ids, cache)
+        hidden_BTD = self._forward(input_ids, document_ids, cache, position_ids)
+        output = Output(hidden_BTD, self.unembedding)
+        if targets is not None:
+            loss = linear_cross_entropy(
+                hidden_BTD.flatten(0, 1),
+                self.unembedding.weight_WD,
+                targets.flatten(),
+                self.config.z_loss,
+                self.unembedding.scale,
+            )
+            output.loss, output.ce, output.accuracy = loss.total, loss.ce, loss.accuracy
+        return output
+
+    def _forward(
+        self, ids_BT: Tensor, document_BT: Tensor | None, cache: Cache | None, position_BT: Tensor | None
+    ) -> Tensor:
+        past = cache.length if cache is not None else 0
+        if position_BT is None:
+            position_BT = torch.arange(past, past + ids_BT.shape[1], device=ids_BT.device)[None]
+        embedded = self.embedding(ids_BT, position_BT)
+        context = self._context(embedded, ids_BT, document_BT, cache, position_BT)
+        state, x = self.stream[0](None, embedded)
+        for layer in range(self.config.layers):
+            layer_cache = cache.layers[layer] if cache is not None else None
+            if self.recompute == "full" and torch.is_grad_enabled() and layer_cache is None:
+                state, x = checkpoint(self._layer, layer, state, x, context, None, use_reentrant=False)
+            else:
+                state, x = self._layer(layer, state, x, context, layer_cache)
+        if cache is not None:
+            cache.length = past + ids_BT.shape[1]
+        return x
+
+    def _layer(
+        self, layer: int, state: Any, qkv: Any, context: Attend, cache: LayerCache | None
+    ) -> tuple[Any, Any]:
+        """One layer: both cores, each followed by its boundary."""
+        heads_BTHV = self.attention[layer](qkv, context, cache)
+        state, x_BTD = self.stream[2 * layer + 1](state, heads_BTHV)
+        y_BTD = self.feed_forward[layer](x_BTD)
+        return self.stream[2 * layer + 2](state, y_BTD)
+
+    def _context(
+        self, embedded: Embedded, ids_BT: Tensor, document_BT: Tensor | None, cache: Cache | None, position_BT: Tensor
+    ) -> Attend:
+        """Masks, biases and rotations of this pass."""
+        T = ids_BT.shape[1]
+        past = cache.length if cache is not None else 0
+        document_BS = document_BT
+        if cache is not None:
+            document_BS = cache.append_documents(document_BT, T)
+            document_BT = None if document_BS is None else document_BS[:, past:]
+        return attention_op.prepare(
+            self.config, past, position_BT, document_BT, document_BS, embedded.token_BTD.dtype
+        )
+
+    def new_cache(self, batch: int, capacity: int | None = None) -> Cache:
+        """An empty cache for decoding `batch` sequences of up to `capacity` tokens (default: the context)."""
+        weight = self.unembedding.weight_WD
+        return Cache(self.config, batch, capacity or self.config.context, weight.device, weight.dtype)
+
+    def _check(
+        self, ids_BT: Tensor, targets_BT: Tensor | None, document_BT: Tensor | None, cache: Cache | None
+    ) -> None:
+        config = self.config
+        if ids_BT.ndim != 2 or ids_BT.dtype not in (torch.int64, torch.int32):
+            kind = f"{ids_BT.dtype} {list(ids_BT.shape)}".removeprefix("torch.")
+            raise InputError(f"input_ids must be integers of shape [batch, tokens], got {kind}.")
+        for name, other in (("targets", targets_BT), ("document_ids", document_BT)):
+            if other is not None and other.shape != ids_BT.shape:
+                raise InputError(f"{name} has shape {list(other.shape)}, input_ids {list(ids_BT.shape)}: make them equal.")
+        length = ids_BT.shape[1] + (cache.length if cache is not None else 0)
+        if length > config.context and config.position == "learned":
+            raise InputError(
+                f"the sequence has {length} tokens, the context is {config.context}: shorten it, or build the model "
+                "with a longer context."
+            )
+        if cache is not None and length > cache.capacity:
+            raise InputError(f"the cache holds {cache.capacity} tokens, {length} are needed: make a larger one.")
+        # On an accelerator this would wait for the device at every step; there the data loader checks once.
+        if ids_BT.device.type == "cpu" and ids_BT.numel():
+            largest, smallest = int(ids_BT.max()), int(ids_BT.min())
+            if largest >= config.vocab_size or smallest < 0:
+                wrong = largest if largest >= config.vocab_size else smallest
+                raise InputError(f"token id {wrong} is outside the vocabulary of {config.vocab_size}: check the tokenizer.")
+
+
+class LayerCache:
+    """Keys and values of one layer, in memory that is allocated once."""
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> None:
+        self.k_BGSV = torch.zeros(shape, device=device, dtype=dtype)
+        self.v_BGSV = torch.zeros(shape, device=device, dtype=dtype)
+        self.length = 0
+
+    def append(self, k_BGTV: Tensor, v_BGTV: Tensor) -> tuple[Tensor, Tensor]:
+        end = self.length + k_BGTV.shape[2]
+        self.k_BGSV[:, :, self.length : end] = k_BGTV
+        self.v_BGSV[:, :, self.length : end] = v_BGTV
+        self.length = end
+        return self.k_BGSV[:, :, :end], self.v_BGSV[:, :, :end]
+
+
+class Cache:
+    """Keys and values of the tokens seen so far, for decoding one token at a time."""
+
+    def __init__(
+        self, config: ModelConfig, batch: int, capacity: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        shape = (batch, config.kv_groups, capacity, config.head_dim)
+        self.batch, self.capacity, self.length = batch, capacity, 0
+        self.layers = [LayerCache(shape, device, dtype) for _ in range(config.layers)]
+        self.document_BS: Tensor | None = None
+
+    def append_documents(self, document_BT: Tensor | None, new: int) -> Tensor | None:
+        """Remember the document of each cached token. Tokens without one belong to document 0."""
+        if document_BT is None and self.document_BS is None:
+            return None
+        if self.document_BS is None:
+            device = self.layers[0].k_BGSV.device
+            self.document_BS = torch.zeros(self.batch, self.capacity, dtype=torch.int64, device=device)
+        end = self.length + new
+        if document_BT is not None:
+            self.document_BS[:, self.length : end] = document_BT
+        else:
+            self.document_BS[:, self.length : end] = self.document_BS[:, self.length - 1, None]
+        return self.document_BS[:, :end]
+
+
+def build(
+    config: ModelConfig, *, seed: int = 0, device: str | torch.device | None = None, dtype: torch.dtype | None = None
+) -> LanguageModel:
+    """Build the model of a configuration and give it its initial values.
+
+    Args:
+        config: from `rmt.preset(name)` or `ModelConfig(...)`.
+        seed: of the initial values. Models with equal dimensions share the values of what they share.
+        device: where the parameters live; "meta" builds the structure only.
+        dtype: of the parameters (default float32).
+    """
+    with torch.device("meta"):
+        model = LanguageModel(config)
+    if str(device) == "meta":
+        return model
+    model = model.to_empty(device=device or "cpu").to(dtype or torch.float32)
+    mup.initialise(model, config, seed)
+    return model

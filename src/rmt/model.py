@@ -198,9 +198,7 @@ class LanguageModel(nn.Module):
             cache.length = past + ids_BT.shape[1]
         return x
 
-    def _layer(
-        self, layer: int, state: Any, qkv: Any, context: Attend, cache: LayerCache | None
-    ) -> tuple[Any, Any]:
+    def _layer(self, layer: int, state: Any, qkv: Any, context: Attend, cache: LayerCache | None) -> tuple[Any, Any]:
         """One layer: both cores, each followed by its boundary."""
         heads_BTHV = self.attention[layer](qkv, context, cache)
         state, x_BTD = self.stream[2 * layer + 1](state, heads_BTHV)
@@ -217,9 +215,7 @@ class LanguageModel(nn.Module):
         if cache is not None:
             document_BS = cache.append_documents(document_BT, T)
             document_BT = None if document_BS is None else document_BS[:, past:]
-        return attention_op.prepare(
-            self.config, past, position_BT, document_BT, document_BS, embedded.token_BTD.dtype
-        )
+        return attention_op.prepare(self.config, past, position_BT, document_BT, document_BS, embedded.token_BTD.dtype)
 
     def new_cache(self, batch: int, capacity: int | None = None) -> Cache:
         """An empty cache for decoding `batch` sequences of up to `capacity` tokens (default: the context)."""
@@ -235,9 +231,11 @@ class LanguageModel(nn.Module):
             raise InputError(f"input_ids must be integers of shape [batch, tokens], got {kind}.")
         for name, other in (("targets", targets_BT), ("document_ids", document_BT)):
             if other is not None and other.shape != ids_BT.shape:
-                raise InputError(f"{name} has shape {list(other.shape)}, input_ids {list(ids_BT.shape)}: make them equal.")
+                raise InputError(
+                    f"{name} has shape {list(other.shape)}, input_ids {list(ids_BT.shape)}: make them equal."
+                )
         length = ids_BT.shape[1] + (cache.length if cache is not None else 0)
-        if length > config.context and config.position == "learned":
+        if length > config.context:
             raise InputError(
                 f"the sequence has {length} tokens, the context is {config.context}: shorten it, or build the model "
                 "with a longer context."
@@ -249,7 +247,9 @@ class LanguageModel(nn.Module):
             largest, smallest = int(ids_BT.max()), int(ids_BT.min())
             if largest >= config.vocab_size or smallest < 0:
                 wrong = largest if largest >= config.vocab_size else smallest
-                raise InputError(f"token id {wrong} is outside the vocabulary of {config.vocab_size}: check the tokenizer.")
+                raise InputError(
+                    f"token id {wrong} is outside the vocabulary of {config.vocab_size}: check the tokenizer."
+                )
 
 
 class LayerCache:

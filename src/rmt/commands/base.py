@@ -24,7 +24,7 @@ class ArgumentParser(_ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(exit_on_error=False, **settings)
 
-    def parse_args(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().parse_args(*args, **kwargs)
         except (argparse.ArgumentError, TypeError, KeyError) as error:

@@ -1,1 +1,1 @@
-"""The hot operations. Each one is a plain definition, and faster versions of the same function are tested against it."""
+"""The hot operations: each one a plain definition, and faster versions of the same function tested against it."""

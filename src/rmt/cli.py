@@ -9,13 +9,14 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rmt.errors import InputError, suggest
+from rmt.errors import InputError, RunFailed, suggest
 
 COMMANDS = {
     "count": "parameters, FLOPs and memory of a model, exact and by the paper's formulas",
     "moments": "how variance moves through storage and retrieval: theory, measurement, paper",
 }
 
+EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
@@ -38,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command.run(command.parser().parse_args(rest)) or 0
     except InputError as error:
         return fail(str(error))
+    except RunFailed as error:
+        return fail(str(error), EXIT_FAILED)
     except KeyboardInterrupt:
         return fail("interrupted", EXIT_INTERRUPTED)
     except BrokenPipeError:  # the reader of our output (`rmt ... | head`) has gone: nothing left to say

@@ -14,6 +14,8 @@ from rmt.errors import InputError, RunFailed, suggest
 COMMANDS = {
     "count": "parameters, FLOPs and memory of a model, exact and by the paper's formulas",
     "moments": "how variance moves through storage and retrieval: theory, measurement, paper",
+    "data": "text -> checksummed token shards (prepare, verify, show)",
+    "train": "train a model on a token dataset; resumable",
 }
 
 EXIT_FAILED = 1

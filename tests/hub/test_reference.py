@@ -9,7 +9,7 @@ import torch
 from rmt.config import TrainConfig
 from rmt.errors import InputError
 from rmt.hub.reference import from_reference, reference_config, reference_state
-from rmt.train.optimizer import build_optimizer, clip_gradients, schedule, set_learning_rate
+from rmt.train.step import Stepper
 
 FILES = ["rmt_a", "rmt_mup", "transformer_a"]
 
@@ -82,27 +82,17 @@ def test_twenty_optimizer_steps_equal_the_authors(golden):
         clip=settings["grad_clip"],
     )
     model = golden.model()
-    optimizer = build_optimizer(model, train)
-    losses, norms, shares = [], [], []
+    stepper = Stepper(model, train, steps)
+    results = []
     for step in range(steps):
-        output = model(
-            golden.tensor("train_input_ids")[step],
-            targets=golden.tensor("train_target_ids")[step],
-            document_ids=documents(golden["train_mask"][step]),
-        )
-        optimizer.zero_grad()
-        output.loss.backward()
-        norms.append(clip_gradients(model.parameters(), train.clip).item())
-        shares.append(schedule(step, steps, train.warmup, train.final_lr))
-        set_learning_rate(optimizer, shares[-1])
-        optimizer.step()
-        losses.append((output.loss.item(), output.ce.item()))
+        ids, targets = golden.tensor("train_input_ids")[step], golden.tensor("train_target_ids")[step]
+        results.append(stepper.step(step, ids, targets, documents(golden["train_mask"][step])))
         if f"train/params_after_{step + 1}/embedding" in golden.arrays:
             assert_parameters(model, golden, f"train/params_after_{step + 1}/")
-    assert_close(shares, golden["train/schedule"], 1e-6, "schedule")
-    assert_close([loss for loss, _ in losses], golden["train/zloss"], 5e-6, "train z-loss")
-    assert_close([ce for _, ce in losses], golden["train/ce"], 5e-6, "train cross-entropy")
-    assert_close(norms, golden["train/grad_norm_preclip"], 1e-5, "gradient norm")
+    assert_close([result.lr / train.lr for result in results], golden["train/schedule"], 1e-6, "schedule")
+    assert_close([result.loss for result in results], golden["train/zloss"], 5e-6, "train z-loss")
+    assert_close([result.ce for result in results], golden["train/ce"], 5e-6, "train cross-entropy")
+    assert_close([result.grad_norm for result in results], golden["train/grad_norm_preclip"], 1e-5, "gradient norm")
     assert_parameters(model, golden, "train/final/")
 
 

@@ -70,6 +70,13 @@ def numpy_state() -> list:
     return [name, np.asarray(keys).tolist(), *rest]
 
 
+def seed_everything(seed: int) -> None:
+    """Every random state that a checkpoint holds, set from one number."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def restore(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Put a loaded checkpoint back: weights, moments, random states."""
     weights, moments = (snapshot.tensors[name] for name in FILES)

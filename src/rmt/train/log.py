@@ -51,5 +51,3 @@ class Mirror:
         session = wandb.init(project=project, dir=str(run), id=run.name, resume="allow", config=config)
         self._writers.append(lambda step, values: session.log(dict(values), step=step))
         self._closers.append(session.finish)
-
-

@@ -8,6 +8,7 @@ step, so there is no loader state to save: a run that is stopped and resumed giv
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -174,7 +175,9 @@ class Trainer:
             self.view.note(f"{problem} An earlier checkpoint is used.")
         if snapshot is None and problems:
             raise InputError(f"{self.directory.path} has no usable checkpoint: {problems[0]}")
-        if snapshot is not None:
+        if snapshot is None:
+            checkpoint.seed_everything(self.train.seed)
+        else:
             checkpoint.restore(snapshot, self.model, self.stepper.optimizer)
             self.step = snapshot.step
             self.best_dev_ce, self.dev_ce = snapshot.state["best_dev_ce"], snapshot.state["dev_ce"]
@@ -183,8 +186,6 @@ class Trainer:
             self.seconds = timings[-1]["seconds"]
 
     def begin(self) -> None:
-        import json
-
         self.config.save(self.directory.config_file)
         write_text(self.directory.path / "environment.json", json.dumps(environment(self.device), indent=1))
         self.peak = matmul_peak(self.device, self.train.precision)
@@ -295,6 +296,8 @@ class Trainer:
         self.saver.save(checkpoint.take_snapshot(self.step, self.model, self.stepper.optimizer, state), is_best)
 
     def write_sample(self) -> None:
+        if self.last is None or not self.last.finite:
+            return
         prompt = torch.tensor([[self.dataset.eot]], device=self.device)
         ids = sample(
             self.model, prompt, SAMPLE_TOKENS, temperature=0.8, top_k=50, stop=self.dataset.eot, seed=self.train.seed

@@ -1,12 +1,12 @@
 """A run directory: everything one training run leaves behind, and the lock that lets only one process write it.
 
-    config.yaml        the resolved configuration: model, train, data
-    metrics.jsonl      one line per step and per evaluation; a pure function of configuration and data
-    timing.jsonl       what the clock said: seconds and tokens per second (differs from run to run)
-    environment.json   versions, git commit, machine
-    samples.txt        text sampled during training
-    checkpoints/       see rmt.train.checkpoint
-    loss.png, events*  the loss curve; TensorBoard's files
+config.yaml        the resolved configuration: model, train, data
+metrics.jsonl      one line per step and per evaluation; a pure function of configuration and data
+timing.jsonl       what the clock said: seconds and tokens per second (differs from run to run)
+environment.json   versions, git commit, machine
+samples.txt        text sampled during training
+checkpoints/       see rmt.train.checkpoint
+loss.png, events*  the loss curve; TensorBoard's files
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class RunDirectory:
         except BlockingIOError:
             self._lock.seek(0)
             holder = self._lock.read().strip() or "another process"
+            self._lock.close()
             raise InputError(f"{path} is being written by {holder}: wait for it, or choose another --out.") from None
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {platform.node()}")
@@ -131,6 +132,19 @@ def read_log(run: Path, name: str = "metrics") -> list[dict[str, Any]]:
     """The records of `metrics.jsonl` or `timing.jsonl` of a run."""
     path = run / f"{name}.jsonl"
     return [json.loads(line) for line in complete_lines(path)] if path.exists() else []
+
+
+def read_tail(run: Path, name: str = "metrics", size: int = 65_536) -> list[dict[str, Any]]:
+    """The last records of a log, without reading all of it."""
+    path = run / f"{name}.jsonl"
+    if not path.exists():
+        return []
+    with open(path, "rb") as file:
+        length = file.seek(0, os.SEEK_END)
+        file.seek(max(0, length - size))
+        lines = file.read().decode("utf-8").splitlines(keepends=True)
+    whole = lines[1:] if length > size else lines
+    return [json.loads(line) for line in whole if line.endswith("\n")]
 
 
 def complete_lines(path: Path) -> list[str]:

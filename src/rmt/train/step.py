@@ -41,6 +41,7 @@ class Stepper:
         self.forward = torch.compile(model) if train.compile else model
         self.device = next(model.parameters()).device
         model.recompute = train.recompute
+        model.set_ops(train.ops)
 
     def step(self, index: int, ids: Tensor, targets: Tensor, documents: Tensor | None = None) -> StepResult:
         """Step number `index` (from 0) on a batch [B, T]. A non-finite loss or gradient changes no weight."""

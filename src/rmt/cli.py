@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from rmt.errors import InputError, RunFailed, suggest
 
 COMMANDS = {
-    "count": "parameters, FLOPs and memory of a model, exact and by the paper's formulas",
-    "moments": "how variance moves through storage and retrieval: theory, measurement, paper",
+    "demo": "train a small RMT and its mirrored transformer, about five minutes, and see what comes out",
     "data": "text -> checksummed token shards (prepare, verify, show)",
     "train": "train a model on a token dataset; resumable",
+    "compare": "residual streams side by side: equal data, several seeds",
+    "report": "figures and one self-contained HTML page from runs",
+    "count": "parameters, FLOPs and memory of a model, exact and by the paper's formulas",
+    "moments": "how variance moves through storage and retrieval: theory, measurement, paper",
 }
 
 EXIT_FAILED = 1

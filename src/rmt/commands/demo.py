@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from rmt.commands.base import ArgumentParser, Formatter, console, print_json
+from rich.console import Console
+
+from rmt.commands.base import ArgumentParser, Formatter, console
 
 DESCRIPTION = """Train a small RMT and the transformer that mirrors it on the same text, and compare them.
 
@@ -26,22 +28,10 @@ def parser() -> ArgumentParser:
 
 
 def run(args: Any) -> None:
+    from rmt.commands.report import publish
     from rmt.experiments.demo import demo
-    from rmt.report.runs import print_table
 
     quiet = args.quiet or args.json
     out = Path(args.out)
-    result = demo(out, args.minutes, console_for(quiet), seed=args.seed, quiet=quiet)
-    if args.json:
-        print_json({"page": str(result.page), "figures": [str(path) for path in result.figures], "table": result.table})
-        return
-    print_table(result.table, console)
-    console.print(f"Page:    {result.page}", soft_wrap=True)
-    console.print(f"Figures: {', '.join(str(path) for path in result.figures)}", soft_wrap=True)
-    console.print(f"Runs:    {', '.join(str(path) for path in result.runs)}", soft_wrap=True)
-
-
-def console_for(quiet: bool) -> Any:
-    from rich.console import Console
-
-    return Console(quiet=True) if quiet else console
+    runs = demo(out, args.minutes, Console(quiet=True) if quiet else console, seed=args.seed, quiet=quiet)
+    publish(runs, out / "report.html", "RMT and transformer on the same tokens", figures=out, as_json=args.json)

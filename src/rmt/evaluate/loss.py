@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from rmt.data import TokenDataset, document_ids
@@ -37,8 +38,8 @@ def split_loss(
     model.eval()
     ce = correct = 0.0
     for start in range(0, windows, batch_size):
-        ids = range(start, min(start + batch_size, windows))
-        rows = torch.from_numpy(dataset.window_batch(split, context, list(ids)))
+        ids = np.arange(start, min(start + batch_size, windows))
+        rows = torch.from_numpy(dataset.window_batch(split, context, ids))
         documents = torch.from_numpy(document_ids(rows[:, :-1].numpy(), dataset.eot)) if document_mask else None
         output = model(
             rows[:, :-1].to(device),

@@ -12,7 +12,6 @@ import concurrent.futures
 import importlib.util
 import json
 import multiprocessing
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,34 +30,17 @@ SHARE_FOR_STEPS = 0.9  # of the minutes; the rest is evaluation and start-up
 FEWEST_STEPS, MOST_STEPS = 20, 20_000
 
 
-@dataclass(frozen=True)
-class Demo:
-    """Where the demo's results are."""
-
-    runs: list[Path]
-    page: Path
-    figures: list[Path]
-    table: list[dict]
-
-
-def demo(out: Path, minutes: float, console: Console, *, seed: int = 0, quiet: bool = False) -> Demo:
-    """Train the pair below `out` and write `report.html` and figures. Interrupted work goes on where it stopped."""
-    from rmt.report.curves import comparison_figure
-    from rmt.report.page import write_report
-    from rmt.report.runs import summary_table
-
+def demo(out: Path, minutes: float, console: Console, *, seed: int = 0, quiet: bool = False) -> list[Path]:
+    """Train the pair below `out`; returns the two run directories. Interrupted work goes on where it stopped."""
     if minutes <= 0:
         raise InputError(f"--minutes {minutes}: give a number greater than zero.")
     data = prepare_corpus(out / "data", console, quiet)
-    workers = min(2, cores())
+    workers = min(len(PAIR), cores())
     steps = plan(out, minutes, seed, workers, console)
     jobs = [Job(out / name, run_config(name, data, steps, seed)) for name in PAIR]
     console.print(f"Training {' and '.join(PAIR)} for {steps} steps on the same tokens.")
     run_pool(jobs, workers=workers, threads=max(1, cores() // workers), console=console, quiet=quiet)
-    runs = [job.out for job in jobs]
-    figures = comparison_figure(runs, out / "loss")
-    page = write_report(runs, out / "report.html", title="RMT and transformer, trained on the same tokens")
-    return Demo(runs, page, figures, summary_table(runs))
+    return [job.out for job in jobs]
 
 
 def prepare_corpus(folder: Path, console: Console, quiet: bool) -> TokenDataset:

@@ -30,7 +30,10 @@ FeedForward = Literal["gelu", "swiglu"]
 Init = Literal["lecun", "xavier", "mup"]
 OnNaN = Literal["stop", "skip"]
 Precision = Literal["auto", "float32", "bfloat16"]
-Recompute = Literal["none", "full"]
+Recompute = Literal["none", "gelu", "ff", "full"]
+Ops = Literal["auto", "plain", "portable", "native", "triton"]
+
+HYPER_STREAMS = ("hyper", "hyper_dynamic", "mhc")
 
 
 class Settings:
@@ -162,6 +165,9 @@ class ModelConfig(Settings):
         ff: gelu (two matrices, tanh form) or swiglu (three).
         qk_norm: RMS-normalise queries and keys, with a learned gain per head dimension.
         inverse_layer_scaling: divide the attention logits of layer l (from 0) by l + 1.
+        value_residual: mix the first layer's attention values into every later layer's, with two learned weights each.
+        hyper_streams: parallel residual vectors of the hyper, hyper_dynamic and mhc streams.
+        residual_blocks: blocks into which attention_residual_block gathers the outputs of the 2 * layers cores.
         init: initial values: lecun (1 / fan in), xavier (2 / (fan in + fan out)) or mup.
         mup: base dimensions and multipliers, used with `init: mup`.
         z_loss: coefficient of the squared log-partition in the training loss.
@@ -185,13 +191,16 @@ class ModelConfig(Settings):
     ff: FeedForward = "gelu"
     qk_norm: bool = False
     inverse_layer_scaling: bool = True
+    value_residual: bool = False
+    hyper_streams: int = 4
+    residual_blocks: int = 8
     init: Init = "lecun"
     mup: MuP = field(default_factory=MuP)
     z_loss: float = 1e-4
 
     def __post_init__(self) -> None:
         self._check_positive("layers", "heads", "head_dim", "kv_heads", "key_dim", "width", "ff_dim")
-        self._check_positive("vocab_size", "context")
+        self._check_positive("vocab_size", "context", "hyper_streams", "residual_blocks")
         self._check_positive("norm_eps", "rope_theta", kind=float)
         self._check_positive("z_loss", zero_allowed=True, kind=float)
         self._check_choice("stream", tuple(STREAMS))
@@ -213,8 +222,10 @@ class ModelConfig(Settings):
 
     @property
     def stream_size(self) -> int:
-        """Numbers per token in the residual stream."""
-        return self.key_dim * self.head_dim if self.stream == "matrix" else self.model_dim
+        """Numbers per token in the residual stream (of the vectors that a stream keeps beside it, none)."""
+        if self.stream == "matrix":
+            return self.key_dim * self.head_dim
+        return self.model_dim * (self.hyper_streams if self.stream in HYPER_STREAMS else 1)
 
     @property
     def kv_groups(self) -> int:
@@ -241,14 +252,16 @@ class TrainConfig(Settings):
         clip: largest gradient norm.
         document_mask: let a token attend only within its own document.
         seed: of the initial values and of the data order.
-        eval_every: steps between evaluations on the dev split (None: about twenty per run).
+        eval_every: steps between evaluations on the dev split (None: about twenty per run, fewer if they cost much).
         eval_tokens: dev tokens per evaluation.
         checkpoint_every: steps between checkpoints (None: about ten per run).
         keep: checkpoints kept besides the best.
         stop_at: stop and save at this step; the schedule stays that of all steps.
         sample_every: steps between text samples (None: about four per run; 0: never).
         precision: float32, bfloat16 autocast, or auto (bfloat16 on a GPU that has it).
-        recompute: activations recomputed in the backward pass: none, or full (every layer).
+        ops: version of the hot operations: plain (the definition), portable (PyTorch), native (C++), triton, or auto.
+        recompute: what the backward pass computes anew instead of keeping it: none, gelu (the activation), ff (the
+            inner feed-forward), full (whatever of the layer can be computed from its input).
         compile: compile the model with torch.compile.
         deterministic: refuse operations whose result may differ from run to run.
         on_nan: what a non-finite loss or gradient does: stop, or skip the step.
@@ -277,6 +290,7 @@ class TrainConfig(Settings):
     stop_at: int | None = None
     sample_every: int | None = None
     precision: Precision = "auto"
+    ops: Ops = "auto"
     recompute: Recompute = "none"
     compile: bool = False
     deterministic: bool = True
@@ -290,7 +304,7 @@ class TrainConfig(Settings):
         self._check_positive("seed", "sample_every", zero_allowed=True)
         self._check_positive("lr", "eps", "clip", kind=float)
         self._check_positive("warmup", "final_lr", "weight_decay", "beta1", "beta2", kind=float, zero_allowed=True)
-        for name, options in (("precision", Precision), ("recompute", Recompute), ("on_nan", OnNaN)):
+        for name, options in (("precision", Precision), ("recompute", Recompute), ("on_nan", OnNaN), ("ops", Ops)):
             self._check_choice(name, get_args(options))
         for name in ("warmup", "final_lr", "beta1", "beta2"):
             if getattr(self, name) > 1:
@@ -328,7 +342,7 @@ def _tiny(stream: str) -> tuple:
     model = ModelConfig(
         stream=stream, layers=4, heads=4, head_dim=16, key_dim=16, ff_dim=256, vocab_size=4096, context=128
     )
-    return model, TrainConfig(batch_size=16, steps=800, lr=2e-2)
+    return model, TrainConfig(batch_size=16, steps=800, lr=2e-2, eval_tokens=32_768)
 
 
 PRESETS: dict[str, tuple[ModelConfig, TrainConfig]] = {

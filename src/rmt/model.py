@@ -10,21 +10,25 @@ W vocabulary, K key_dim.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rmt.config import ModelConfig, Recompute
+from rmt.config import ModelConfig, Ops, Recompute
 from rmt.errors import InputError
 from rmt.ops import attention as attention_op
+from rmt.ops import choice
 from rmt.ops.attention import Attend
+from rmt.ops.boundary import State
 from rmt.ops.cross_entropy import linear_cross_entropy
+from rmt.ops.feed_forward import feed_forward
 from rmt.streams import find_stream
-from rmt.streams.base import Embedded, sites
+from rmt.streams.base import Embedded
 from rmt.theory import mup
 from rmt.theory.mup import Described, Role
 
@@ -49,29 +53,43 @@ class Embedding(Described):
 
 
 class Attention(Described):
-    """The attention core of one layer: heads in, heads out, no weights but the optional query and key gains."""
+    """The attention core of one layer: heads in, heads out, no weights but optional gains and value residuals."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        self.ops: Ops = "auto"
         self.scale = mup.attention_scale(config, layer)
         self.eps = config.norm_eps
         self.query_gain = self.key_gain = None
         if config.qk_norm:
             self.query_gain = self.describe("query_gain", (config.head_dim,), Role("gain"))
             self.key_gain = self.describe("key_gain", (config.head_dim,), Role("gain"))
+        self.value_mix = None
+        if config.value_residual and layer > 0:
+            self.value_mix = self.describe("value_mix", (2,), Role("connection", initial=0.5))
 
-    def forward(self, qkv: tuple[Tensor, Tensor, Tensor], context: Attend, cache: LayerCache | None) -> Tensor:
+    def forward(
+        self,
+        qkv: tuple[Tensor, Tensor, Tensor],
+        context: Attend,
+        cache: LayerCache | None,
+        first_v_BTGV: Tensor | None = None,
+    ) -> Tensor:
+        """`first_v_BTGV`: the first layer's values, for the value residual (see docs/streams/value_residual.md)."""
         q_BTHV, k_BTGV, v_BTGV = qkv
-        if self.query_gain is not None:
-            q_BTHV = F.rms_norm(q_BTHV, q_BTHV.shape[-1:], self.query_gain, self.eps)
-            k_BTGV = F.rms_norm(k_BTGV, k_BTGV.shape[-1:], self.key_gain, self.eps)
+        if self.value_mix is not None and first_v_BTGV is not None:
+            own, first = self.value_mix
+            v_BTGV = own * v_BTGV + first * first_v_BTGV
+        if self.query_gain is not None and self.key_gain is not None:
+            q_BTHV = F.rms_norm(q_BTHV, q_BTHV.shape[-1:], self.query_gain.to(q_BTHV.dtype), self.eps)
+            k_BTGV = F.rms_norm(k_BTGV, k_BTGV.shape[-1:], self.key_gain.to(k_BTGV.dtype), self.eps)
         if context.rotation is not None:
             q_BTHV = attention_op.rotate(q_BTHV, context.rotation)
             k_BTGV = attention_op.rotate(k_BTGV, context.rotation)
         k_BGSV, v_BGSV = k_BTGV.transpose(1, 2), v_BTGV.transpose(1, 2)
         if cache is not None:
             k_BGSV, v_BGSV = cache.append(k_BGSV, v_BGSV)
-        return attention_op.attend(q_BTHV, k_BGSV, v_BGSV, context, self.scale)
+        return attention_op.attend(q_BTHV, k_BGSV, v_BGSV, context, self.scale, self.ops)
 
 
 class FeedForward(Described):
@@ -87,12 +105,8 @@ class FeedForward(Described):
         self.into_FD = self.describe("into_FD", (rows, D), into)
         self.out_DF = self.describe("out_DF", (D, neurons), out)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        h_BTF = F.linear(x_BTD, self.into_FD)
-        if self.gated:
-            gate, up = h_BTF.chunk(2, dim=-1)
-            return F.linear(F.silu(gate) * up, self.out_DF)
-        return F.linear(F.gelu(h_BTF, approximate="tanh"), self.out_DF)
+    def forward(self, x_BTD: Tensor, recompute: Recompute = "none") -> Tensor:
+        return feed_forward(x_BTD, self.into_FD, self.out_DF, self.gated, recompute)
 
 
 class Unembedding(Described):
@@ -138,6 +152,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.config = config
         self.recompute: Recompute = "none"
+        self.ops: Ops = "auto"
         stream = find_stream(config.stream)
         self.embedding = Embedding(config)
         self.attention = nn.ModuleList(Attention(config, layer) for layer in range(config.layers))
@@ -145,7 +160,7 @@ class LanguageModel(nn.Module):
             stream.feed_forward(config, layer) or FeedForward(config, stream.feed_forward_writes)
             for layer in range(config.layers)
         )
-        self.stream = nn.ModuleList(stream.boundary(config, site) for site in sites(config.layers))
+        self.stream = nn.ModuleList(stream.boundaries(config))
         self.unembedding = Unembedding(config)
 
     def forward(
@@ -175,9 +190,18 @@ class LanguageModel(nn.Module):
                 targets.flatten(),
                 self.config.z_loss,
                 self.unembedding.scale,
+                ops=self.ops,
             )
             output.loss, output.ce, output.accuracy = loss.total, loss.ce, loss.accuracy
         return output
+
+    def set_ops(self, name: str) -> None:
+        """Choose the version of the hot operations (see `rmt.ops.choice`); "auto" unless called."""
+        choice.check(name, self.unembedding.weight_WD.device)
+        self.ops = cast(Ops, name)
+        for module in self.modules():
+            if hasattr(module, "ops"):
+                module.ops = self.ops
 
     def _forward(
         self, ids_BT: Tensor, document_BT: Tensor | None, cache: Cache | None, position_BT: Tensor | None
@@ -188,22 +212,41 @@ class LanguageModel(nn.Module):
         embedded = self.embedding(ids_BT, position_BT)
         context = self._context(embedded, ids_BT, document_BT, cache, position_BT)
         state, x = self.stream[0](None, embedded)
+        first_v_BTGV = x[2] if self.config.value_residual else None
         for layer in range(self.config.layers):
             layer_cache = cache.layers[layer] if cache is not None else None
-            if self.recompute == "full" and torch.is_grad_enabled() and layer_cache is None:
-                state, x = checkpoint(self._layer, layer, state, x, context, None, use_reentrant=False)
+            whole = self.recompute == "full" and torch.is_grad_enabled() and layer_cache is None
+            if whole and not isinstance(state, State):
+                state, x = checkpoint(self._layer, layer, state, x, context, None, first_v_BTGV, use_reentrant=False)
             else:
-                state, x = self._layer(layer, state, x, context, layer_cache)
+                state, x = self._layer(layer, state, x, context, layer_cache, first_v_BTGV)
         if cache is not None:
             cache.length = past + ids_BT.shape[1]
         return x
 
-    def _layer(self, layer: int, state: Any, qkv: Any, context: Attend, cache: LayerCache | None) -> tuple[Any, Any]:
+    def _layer(
+        self, layer: int, state: Any, qkv: Any, context: Attend, cache: LayerCache | None, first_v_BTGV: Tensor | None
+    ) -> tuple[Any, Any]:
         """One layer: both cores, each followed by its boundary."""
-        heads_BTHV = self.attention[layer](qkv, context, cache)
+        with self._keeping_little(state, qkv):
+            heads_BTHV = self.attention[layer](qkv, context, cache, first_v_BTGV)
         state, x_BTD = self.stream[2 * layer + 1](state, heads_BTHV)
-        y_BTD = self.feed_forward[layer](x_BTD)
+        with self._keeping_little(state, x_BTD):
+            y_BTD = self._feed_forward(self.feed_forward[layer], x_BTD)
         return self.stream[2 * layer + 2](state, y_BTD)
+
+    def _feed_forward(self, core: nn.Module, x_BTD: Tensor) -> Tensor:
+        if isinstance(core, FeedForward):
+            return core(x_BTD, self.recompute)
+        if self.recompute == "ff" and torch.is_grad_enabled():
+            return checkpoint(core, x_BTD, use_reentrant=False)
+        return core(x_BTD)
+
+    def _keeping_little(self, state: Any, read: Tensor | tuple[Tensor, ...]) -> AbstractContextManager:
+        """A matrix stream that is rebuilt in the backward pass can be read again there (see `rmt.ops.boundary`)."""
+        if self.recompute == "full" and isinstance(state, State) and torch.is_grad_enabled():
+            return state.keep_nothing_of(read)
+        return nullcontext()
 
     def _context(
         self, embedded: Embedded, ids_BT: Tensor, document_BT: Tensor | None, cache: Cache | None, position_BT: Tensor

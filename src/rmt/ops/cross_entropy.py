@@ -1,17 +1,25 @@
 """The training loss straight from the last hidden vectors: linear, cross-entropy and z-loss without the full logits.
 
 `reference` is the definition. `linear_cross_entropy` computes the same a few hundred rows at a time, and its gradients
-in the same pass, so that no more than one chunk of logits exists at once.
+in the same pass, so that no more than one chunk of logits exists at once. On the CPU a kernel in C++ (native/loss.cpp)
+turns a chunk of logits into its loss and its gradient while each row is in the cache.
 
 Axes: N tokens, D features, W vocabulary.
 """
 
+import functools
+from ctypes import c_float, c_int, c_long, c_void_p
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from rmt.config import Ops
+from rmt.errors import InputError
+from rmt.ops import choice
+from rmt.ops.native import build
+from rmt.ops.once import once_differentiable
 
 IGNORE = -100
 CHUNK_BYTES = 64 * 2**20
@@ -29,7 +37,8 @@ class Loss(NamedTuple):
 def reference(hidden_ND: Tensor, weight_WD: Tensor, targets_N: Tensor, z_loss: float, scale: float = 1.0) -> Loss:
     """The definition, with all logits in memory."""
     keep = targets_N != IGNORE
-    logits_NW = F.linear(hidden_ND[keep], weight_WD).float() * scale
+    logits_NW = F.linear(hidden_ND[keep], weight_WD)
+    logits_NW = logits_NW.to(torch.promote_types(logits_NW.dtype, torch.float32)) * scale
     targets = targets_N[keep]
     log_partition_N = torch.logsumexp(logits_NW, dim=-1)
     ce = (log_partition_N - logits_NW.gather(1, targets[:, None])[:, 0]).mean()
@@ -45,66 +54,140 @@ def linear_cross_entropy(
     z_loss: float,
     scale: float = 1.0,
     chunk: int | None = None,
+    ops: Ops = "auto",
 ) -> Loss:
-    """`reference`, chunked over tokens. `chunk` defaults to what fits in 64 MiB of logits."""
+    """`reference`, chunked over tokens.
+
+    Args:
+        hidden_ND: last hidden vectors.
+        weight_WD: unembedding.
+        targets_N: ids; -100 is ignored. If all are, the loss is zero.
+        z_loss: coefficient of the squared log-partition.
+        scale: of the logits, greater than zero.
+        chunk: tokens at a time; by default what fits in 64 MiB of logits.
+        ops: the version to use, see `rmt.ops.choice`.
+    """
+    check_targets(targets_N, weight_WD.shape[0])
+    if ops == "plain" and bool((targets_N != IGNORE).any()):
+        return reference(hidden_ND, weight_WD, targets_N, z_loss, scale)
     if torch.is_autocast_enabled(hidden_ND.device.type):
         dtype = torch.get_autocast_dtype(hidden_ND.device.type)
         hidden_ND, weight_WD = hidden_ND.to(dtype), weight_WD.to(dtype)
     if chunk is None:
-        chunk = max(1, CHUNK_BYTES // (4 * weight_WD.shape[0]))
-    return Loss(*_Chunked.apply(hidden_ND, weight_WD, targets_N, z_loss, scale, chunk))
+        largest = max(1, CHUNK_BYTES // (4 * weight_WD.shape[0]))
+        count = max(1, -(-len(hidden_ND) // largest))
+        chunk = max(1, -(-len(hidden_ND) // count))
+    native = choice.choose(ops, hidden_ND) == "native" and weight_WD.dtype == torch.float32
+    return Loss(*_Chunked.apply(hidden_ND, weight_WD, targets_N, z_loss, scale, chunk, native))
+
+
+def check_targets(targets_N: Tensor, vocabulary: int) -> None:
+    # On an accelerator this would wait for the device at every step; there the data loader checks once.
+    if targets_N.device.type != "cpu" or not targets_N.numel():
+        return
+    low, high = torch.aminmax(targets_N)
+    if high >= vocabulary or low < 0:
+        kept = targets_N[targets_N != IGNORE]
+        wrong = kept[(kept < 0) | (kept >= vocabulary)]
+        if wrong.numel():
+            raise InputError(
+                f"target {int(wrong[0])} is outside the vocabulary of {vocabulary}: check the tokenizer "
+                f"(targets to be ignored are {IGNORE})."
+            )
 
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: Tensor, weight_WD: Tensor, targets_N: Tensor, z_loss: float, scale: float, chunk: int
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_WD: Tensor,
+        targets_N: Tensor,
+        z_loss: float,
+        scale: float,
+        chunk: int,
+        native: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
-        grad_hidden = torch.empty_like(hidden_ND) if wants_hidden else None
-        grad_weight = torch.zeros_like(weight_WD, dtype=torch.float32) if wants_weight else None
-        if weight_WD.dtype == torch.float64 and grad_weight is not None:
-            grad_weight = grad_weight.double()
-        keep_N = targets_N != IGNORE
-        count = keep_N.sum().clamp(min=1)
+        exact = torch.promote_types(weight_WD.dtype, torch.float32)
+        grad_hidden = torch.zeros_like(hidden_ND) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight_WD, dtype=exact) if wants_weight else None
+        targets_N = targets_N.long().contiguous()
+        count = (targets_N != IGNORE).sum().clamp(min=1)
         sums = torch.zeros(3, device=hidden_ND.device, dtype=torch.float64)
-        for rows in range(0, hidden_ND.shape[0], chunk):
-            part = slice(rows, rows + chunk)
-            hidden, keep = hidden_ND[part], keep_N[part, None]
-            targets = targets_N[part, None].clamp(min=0)
-            logits = torch.mm(hidden, weight_WD.t())
-            logits = (logits if logits.dtype == torch.float64 else logits.float()).mul_(scale)
-            log_partition = torch.logsumexp(logits, dim=-1, keepdim=True)
-            at_target = logits.gather(1, targets)
-            correct = at_target >= logits.amax(-1, keepdim=True)
-            terms = torch.cat((log_partition - at_target, log_partition.square(), correct.to(logits.dtype)), dim=1)
-            sums += (terms * keep).sum(0)
-            if grad_hidden is None and grad_weight is None:
-                continue
-            # d total / d logits, written over the logits: p * (1 + 2 z log Z) - onehot, averaged over the targets.
-            slope = logits.sub_(log_partition).exp_()
-            slope.mul_(1 + 2 * z_loss * log_partition)
-            slope.scatter_add_(1, targets, -torch.ones_like(at_target))
-            slope.mul_(keep * (scale / count)).nan_to_num_(nan=0.0) if not keep.all() else slope.mul_(scale / count)
-            slope = slope.to(hidden.dtype)
+        rows = _native_rows if native else _rows
+        buffer = hidden_ND.new_empty(min(chunk, len(hidden_ND)), len(weight_WD))
+        for start in range(0, len(hidden_ND), chunk):
+            part = slice(start, start + chunk)
+            hidden, targets = hidden_ND[part], targets_N[part]
+            logits = torch.mm(hidden, weight_WD.t(), out=buffer[: len(hidden)])
+            weight = scale / count if wants_hidden or wants_weight else None
+            terms, slope = rows(logits, targets, z_loss, scale, weight)
+            sums += terms
             if grad_hidden is not None:
                 torch.mm(slope, weight_WD, out=grad_hidden[part])
-            if grad_weight is not None:
+            if grad_weight is not None and slope.dtype == exact:
+                grad_weight.addmm_(slope.t(), hidden)
+            elif grad_weight is not None:
                 grad_weight += torch.mm(slope.t(), hidden)
         ctx.save_for_backward(grad_hidden, None if grad_weight is None else grad_weight.to(weight_WD.dtype))
-        ce, z, accuracy = (sums / count).to(logits.dtype).unbind()
+        ce, z, accuracy = (sums / count).to(exact).unbind()
         ctx.mark_non_differentiable(ce, z, accuracy)
         return ce + z_loss * z, ce, z, accuracy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_total: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return (
-            None if grad_hidden is None else grad_hidden * grad_total,
-            None if grad_weight is None else grad_weight * grad_total,
-            None,
-            None,
-            None,
-            None,
-        )
+        grads = tuple(None if grad is None else grad * grad_total for grad in ctx.saved_tensors)
+        return *grads, None, None, None, None, None
+
+
+def _rows(
+    logits_NW: Tensor, targets_N: Tensor, z_loss: float, scale: float, weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Of one chunk: the sums of cross-entropy, squared log-partition and hits; and, unless `weight` (scale / number of
+    targets) is None, the gradient of the loss with respect to the unscaled logits, in their place."""
+    keep = (targets_N != IGNORE)[:, None]
+    targets = targets_N.clamp(min=0)[:, None]
+    exact = logits_NW if logits_NW.dtype == torch.float64 else logits_NW.float()
+    exact = exact * scale if scale != 1 else exact
+    log_partition = torch.logsumexp(exact, dim=-1, keepdim=True)
+    at_target = exact.gather(1, targets)
+    correct = (at_target >= exact.amax(-1, keepdim=True)).to(exact.dtype)
+    terms = torch.cat((log_partition - at_target, log_partition.square(), correct), dim=1)
+    sums = torch.where(keep, terms, 0).sum(0, dtype=torch.float64)
+    if weight is None:
+        return sums, logits_NW
+    # p * (1 + 2 z log Z) - onehot, averaged over the targets.
+    slope = exact.sub_(log_partition).exp_().mul_(1 + 2 * z_loss * log_partition)
+    slope.scatter_add_(1, targets, -torch.ones_like(at_target))
+    slope.mul_(weight).masked_fill_(~keep, 0)
+    return sums, slope.to(logits_NW.dtype)
+
+
+def _native_rows(
+    logits_NW: Tensor, targets_N: Tensor, z_loss: float, scale: float, weight: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """`_rows` in C++."""
+    terms_N3 = torch.empty(len(logits_NW), 3)
+    _library().rmt_loss_rows(
+        *logits_NW.shape,
+        logits_NW.data_ptr(),
+        targets_N.data_ptr(),
+        scale,
+        z_loss,
+        0.0 if weight is None else float(weight),
+        terms_N3.data_ptr(),
+        build.threads(10.0 * logits_NW.numel()),
+    )
+    log_partition, at_target, top = terms_N3.double().unbind(1)
+    hits = ((at_target >= top) & (targets_N != IGNORE)).double()
+    return torch.stack(((log_partition - at_target).sum(), log_partition.square().sum(), hits.sum())), logits_NW
+
+
+@functools.cache
+def _library() -> Any:
+    found = build.library()
+    found.rmt_loss_rows.argtypes = [c_long, c_long, c_void_p, c_void_p, *[c_float] * 3, c_void_p, c_int]
+    found.rmt_loss_rows.restype = None
+    return found

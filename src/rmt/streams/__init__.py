@@ -12,6 +12,14 @@ if TYPE_CHECKING:
 STREAMS = {
     "matrix": "rmt.streams.matrix:MatrixStream",
     "vector": "rmt.streams.vector:VectorStream",
+    "aggregation": "rmt.streams.aggregation:AggregationStream",
+    "depthwise_lstm": "rmt.streams.depthwise_lstm:DepthwiseLSTMStream",
+    "highway": "rmt.streams.highway:HighwayStream",
+    "hyper": "rmt.streams.hyper:HyperStream",
+    "hyper_dynamic": "rmt.streams.hyper:HyperDynamicStream",
+    "mhc": "rmt.streams.hyper:ManifoldHyperStream",
+    "attention_residual": "rmt.streams.attention_residual:AttentionResidualStream",
+    "attention_residual_block": "rmt.streams.attention_residual:AttentionResidualBlockStream",
 }
 
 

@@ -78,6 +78,11 @@ class Stream(ABC):
     def boundary(config: ModelConfig, site: Site) -> Boundary:
         """The boundary at `site`."""
 
+    @classmethod
+    def boundaries(cls, config: ModelConfig) -> list[Boundary]:
+        """All 2L + 1 boundaries, in order. Overridden where several of them use one common part."""
+        return [cls.boundary(config, site) for site in sites(config.layers)]
+
     @staticmethod
     @abstractmethod
     def cost(config: ModelConfig, site: Site) -> "Cost":
@@ -86,6 +91,21 @@ class Stream(ABC):
     @classmethod
     def feed_forward(cls, config: ModelConfig, layer: int) -> nn.Module | None:
         """The stream's own feed-forward core, where its method demands one; None for the shared core."""
+        return None
+
+    @classmethod
+    def feed_forward_cost(cls, config: ModelConfig) -> tuple[int, int] | None:
+        """Parameters, and forward matrix-multiplication FLOPs per token, of one such core; None for the shared core."""
+        return None
+
+    @classmethod
+    def saved(cls, config: ModelConfig, site: Site) -> int | None:
+        """Numbers per token that autograd keeps for this boundary, beyond parameters and what the cores keep already.
+
+        Attention keeps what it was given and what it gave; the feed-forward core what it was given and its neurons.
+        What is kept once for all boundaries is counted with the first.
+        None: not derived for this stream, and `rmt count` leaves the activations out.
+        """
         return None
 
 

@@ -14,8 +14,10 @@ H heads, G key/value heads, D = H * V.
 
 import torch
 from torch import Tensor
+from torch.nn.modules import module
 
-from rmt.config import ModelConfig, Norm, NormGain
+from rmt.config import ModelConfig, Norm, NormGain, Ops
+from rmt.ops.boundary import Norming, State, write_read
 from rmt.ops.norm import normalise
 from rmt.streams.base import Boundary, Core, Cost, Embedded, Site, Stream
 from rmt.theory.mup import Described, Role
@@ -61,7 +63,15 @@ class Retrieve(Described):
 
 
 class MatrixNorm(Described):
-    """LayerNorm or RMSNorm over all K * V entries of a memory, with a gain per entry, per value index, or none."""
+    """LayerNorm or RMSNorm over all K * V entries of a memory.
+
+    Args:
+        key_dim: rows of the memory.
+        value_dim: columns of the memory.
+        kind: layernorm or rmsnorm.
+        gain: learned factors: one per entry (full), one per value index (value), or none.
+        eps: added to the variance.
+    """
 
     def __init__(
         self, key_dim: int, value_dim: int, kind: Norm = "layernorm", gain: NormGain = "full", eps: float = 1e-6
@@ -82,6 +92,7 @@ class MatrixBoundary(Boundary):
     def __init__(self, config: ModelConfig, site: Site) -> None:
         super().__init__()
         self.site = site
+        self.ops: Ops = "auto"
         self.heads, self.head_dim, self.kv_heads = config.heads, config.head_dim, config.kv_groups
         self.store = Store(config.heads, config.key_dim, writes=site.after != "embedding")
         if site.after == "embedding" and config.position == "learned":
@@ -90,23 +101,28 @@ class MatrixBoundary(Boundary):
         queries = config.heads if site.before == "attention" else 0
         self.retrieve = Retrieve(config.key_dim, read_rank(config, site.before), query_rows=queries)
 
-    def forward(self, X_BTKV: Tensor | None, data: Tensor | Embedded) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
-        X_BTKV = self.write(X_BTKV, data)
-        return X_BTKV, self.read(X_BTKV)
+    def forward(
+        self, state: State | Tensor | None, data: Tensor | Embedded
+    ) -> tuple[State | Tensor, Tensor | tuple[Tensor, ...]]:
+        d_BTRV, write_KR = self.written(data)
+        sizes = (self.heads, self.kv_heads, self.kv_heads) if self.site.before == "attention" else (self.heads,)
+        # What a hook captures must not change afterwards, so it gets the stream as a tensor of its own.
+        hooked = bool(self._forward_hooks or module._global_forward_hooks)
+        norming = Norming(self.norm.kind, self.norm.eps)
+        state, pieces = write_read(
+            state, d_BTRV, write_KR, self.norm.gain, norming, self.retrieve.keys_RK, sizes, self.ops, hooked
+        )
+        return state, pieces if self.site.before == "attention" else pieces[0].flatten(-2)
 
-    def write(self, X_BTKV: Tensor | None, data: Tensor | Embedded) -> Tensor:
-        if isinstance(data, Embedded):
-            X_BTKV = self.store(X_BTKV, self.split(data.token_BTD))
-            if data.position_BTD is not None:
-                X_BTKV = self.store_position(X_BTKV, self.split(data.position_BTD))
-            return X_BTKV
-        return self.store(X_BTKV, data if self.site.after == "attention" else self.split(data))
-
-    def read(self, X_BTKV: Tensor) -> Tensor | tuple[Tensor, ...]:
-        y_BTRV = self.retrieve(self.norm(X_BTKV))
-        if self.site.before == "attention":
-            return y_BTRV.split((self.heads, self.kv_heads, self.kv_heads), dim=-2)
-        return y_BTRV.flatten(-2)
+    def written(self, data: Tensor | Embedded) -> tuple[Tensor, Tensor]:
+        """The vectors to write and their keys. Tokens and positions are one write of twice as many vectors."""
+        if not isinstance(data, Embedded):
+            return (data if self.site.after == "attention" else self.split(data)), self.store.keys_KR
+        token_BTRV = self.split(data.token_BTD)
+        if data.position_BTD is None:
+            return token_BTRV, self.store.keys_KR
+        d_BTRV = torch.cat((token_BTRV, self.split(data.position_BTD)), dim=-2)
+        return d_BTRV, torch.cat((self.store.keys_KR, self.store_position.keys_KR), dim=-1)
 
     def split(self, x_BTD: Tensor) -> Tensor:
         return x_BTD.unflatten(-1, (self.heads, self.head_dim))
@@ -132,6 +148,16 @@ class MatrixStream(Stream):
             write_flops=2 * written * size,
             read_flops=2 * read * size,
         )
+
+    @classmethod
+    def saved(cls, config: ModelConfig, site: Site) -> int:
+        # Mean and deviation, and the vectors written (attention keeps its own). The memory itself is one buffer for all
+        # boundaries, and so is its gradient: they are counted with the first.
+        written = 0 if site.after == "attention" else config.heads * config.head_dim
+        if site.after != "embedding":
+            return 2 + written
+        stores = 2 if config.position == "learned" else 1
+        return 2 + stores * written + 2 * config.key_dim * config.head_dim
 
 
 def read_rank(config: ModelConfig, core: Core) -> int:

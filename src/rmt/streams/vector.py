@@ -51,12 +51,14 @@ class VectorBoundary(Boundary):
         return x_BTD, self.read(x_BTD)
 
     def write(self, x_BTD: Tensor | None, data: Tensor | Embedded) -> Tensor:
+        y_BTD = self.project(data)
+        return y_BTD if x_BTD is None else x_BTD + y_BTD
+
+    def project(self, data: Tensor | Embedded) -> Tensor:
+        """What the last core produced, as a vector of the stream."""
         if isinstance(data, Embedded):
             return data.token_BTD if data.position_BTD is None else data.token_BTD + data.position_BTD
-        assert x_BTD is not None, "only the first boundary starts without a state"
-        if self.site.after == "attention":
-            return x_BTD + F.linear(data.flatten(-2), self.output)
-        return x_BTD + data
+        return F.linear(data.flatten(-2), self.output) if self.site.after == "attention" else data
 
     def read(self, x_BTD: Tensor) -> Tensor | tuple[Tensor, ...]:
         x_BTD = self.norm(x_BTD)
@@ -83,6 +85,15 @@ class VectorStream(Stream):
             write_flops=2 * written,
             read_flops=2 * read,
         )
+
+    @classmethod
+    def saved(cls, config: ModelConfig, site: Site) -> int:
+        # The norm keeps its input, mean and deviation; RMSNorm with a gain also the normalised values. W_QKV keeps its
+        # input; that of W_O is kept by attention already.
+        D = config.model_dim
+        normalised = D if config.norm == "rmsnorm" and config.norm_gain != "none" else 0
+        norm = D + normalised + (2 if config.norm == "layernorm" else 1)
+        return norm + (D if site.before == "attention" else 0)
 
 
 def qkv_rows(config: ModelConfig) -> int:

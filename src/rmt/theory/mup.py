@@ -8,9 +8,13 @@ global standard deviation, eta the global learning rate and r(x) = dimension / b
     linear       sigma / sqrt(fan in) [/ sqrt(2L)] eta / r(fan in)      yes
     unembedding  0 (or as linear)                  eta                  no
     gain         1 everywhere                      eta                  no
+    connection   given by the role                 eta                  no
 
-where / sqrt(2L) holds for weights that write to the stream. The embedding's output is multiplied by alpha_in, the
-logits by alpha_out / r(model_dim), the attention logits by alpha_attn * sqrt(base head_dim) / head_dim.
+where / sqrt(2L) holds for weights that write to the stream. A connection is a coefficient that mixes parts of the
+stream, as in hyper-connections: its initial values are part of the method, so the role itself gives them (`initial`).
+A linear weight may give them too, where its method starts it at zero; the rest of its line holds.
+The embedding's output is multiplied by alpha_in, the logits by alpha_out / r(model_dim), the attention logits by
+alpha_attn * sqrt(base head_dim) / head_dim.
 `init: lecun` is the same table with sigma = 1 and every ratio and multiplier 1; `init: xavier` takes
 sqrt(2 / (fan in + fan out)) in place of 1 / sqrt(fan in).
 """
@@ -33,20 +37,27 @@ class Role:
     """What a parameter does.
 
     Args:
-        kind: embedding, linear, unembedding or gain (see the table at the top of this file).
+        kind: embedding, linear, unembedding, gain or connection (see the table at the top of this file).
         fan_in: numbers that are summed into one output.
         fan_out: outputs that one input reaches.
         scales_with: the dimensions of the configuration that make up fan_in, for muTransfer's ratios.
         writes: the result is added to the residual stream, so its initial std is divided by sqrt(2 * layers).
         query_rows: how many rows, from the first, make queries (muTransfer can start them at zero).
+        initial: the initial value where the method prescribes it: one number, or nested tuples of the right shape.
     """
 
-    kind: Literal["embedding", "linear", "unembedding", "gain"]
+    kind: Literal["embedding", "linear", "unembedding", "gain", "connection"]
     fan_in: int = 1
     fan_out: int = 1
     scales_with: tuple[Dimension, ...] = ()
     writes: bool = False
     query_rows: int = 0
+    initial: float | tuple | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind == "gain" and self.initial is None:
+            object.__setattr__(self, "initial", 1.0)
+        assert self.kind != "connection" or self.initial is not None, "a connection's role gives its initial values"
 
     @property
     def decays(self) -> bool:
@@ -63,8 +74,9 @@ class Described(nn.Module):
     def describe(self, name: str, shape: tuple[int, ...], role: Role) -> nn.Parameter:
         """A new parameter, to be assigned to the attribute `name`; it has LeCun values until the model sets others."""
         self.roles[name] = role
-        value = torch.ones(shape) if role.kind == "gain" else torch.randn(shape) / math.sqrt(role.fan_in)
-        return nn.Parameter(value)
+        if role.initial is not None:
+            return nn.Parameter(torch.tensor(role.initial).expand(shape).clone())
+        return nn.Parameter(torch.randn(shape) / math.sqrt(role.fan_in))
 
 
 def roles_of(model: nn.Module) -> dict[str, Role]:
@@ -141,8 +153,8 @@ def initialise(model: nn.Module, config: ModelConfig, seed: int) -> None:
     """
     for name, role in roles_of(model).items():
         parameter = model.get_parameter(name)
-        if role.kind == "gain":
-            parameter.fill_(1.0)
+        if role.initial is not None:
+            parameter.copy_(torch.tensor(role.initial, dtype=torch.float64))
             continue
         parameter.copy_(normal(parameter.shape, initial_std(config, role), f"{seed}/{name}"))
         if role.query_rows and config.init == "mup" and config.mup.zero_query:

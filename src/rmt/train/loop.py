@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from rmt.train.step import Stepper, StepResult
 from rmt.train.view import SilentView, Status, View
 
 EVALUATIONS, CHECKPOINTS, SAMPLES = 20, 10, 4  # per run, where the configuration does not say how often
+EVALUATION_SHARE = 0.1  # of the training FLOPs, at most, unless the configuration says how often
 SAMPLE_TOKENS = 120
 
 
@@ -153,6 +155,7 @@ class Trainer:
         self.dev_ce: float | None = None
         self.best_dev_ce: float | None = None
         self.has_dev = dataset.tokens("dev") > self.model_config.context
+        self.eval_every = self.train.eval_every or self.cheap_interval()
 
     def run_all(self) -> Result:
         """From the first or the resumed step to the last, or to `stop_at`, or to a signal."""
@@ -213,7 +216,7 @@ class Trainer:
             for index, _, tokens in batches:
                 self.one_step(index, tokens)
                 last = self.step >= end or self.interrupt.requested is not None
-                evaluated = self.every(self.train.eval_every, EVALUATIONS) or self.step >= self.steps
+                evaluated = self.every(self.eval_every, EVALUATIONS) or self.step >= self.steps
                 if evaluated:
                     self.evaluate()
                 if last or self.every(self.train.checkpoint_every, CHECKPOINTS):
@@ -259,6 +262,11 @@ class Trainer:
         self.mirror.write(self.step, {f"train/{name}": value for name, value in record.items()})
         self.mirror.write(self.step, {"speed/tokens_per_second": speed})
         self.view.update(Status(self.step, result.ce, result.lr, speed, share, self.dev_ce))
+
+    def cheap_interval(self) -> int:
+        """Steps between evaluations that keep them below `EVALUATION_SHARE`; a forward pass is a third of a step."""
+        tokens = min(self.train.eval_tokens, self.dataset.tokens("dev"))
+        return max(1, self.steps // EVALUATIONS, math.ceil(tokens / (3 * EVALUATION_SHARE * self.batch_tokens)))
 
     def every(self, interval: int | None, default_count: int) -> bool:
         if interval == 0:

@@ -1,6 +1,5 @@
 """What all tests share: deterministic seeds, one thread per worker, and the golden vectors where they are at hand."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,7 @@ import torch
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)
+torch.set_num_threads(1)  # tiny tensors gain nothing from more, and tests run side by side
 
 
 @pytest.fixture(autouse=True)

@@ -36,6 +36,8 @@ class ArgumentParser(_ArgumentParser):
         super().__init__(exit_on_error=False, **settings)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        if args and args[0] is not None:  # the spelling of other tools that read configurations
+            args = (["--print-config" if word == "--print_config" else word for word in args[0]], *args[1:])
         try:
             return super().parse_args(*args, **kwargs)
         except (argparse.ArgumentError, TypeError, KeyError) as error:

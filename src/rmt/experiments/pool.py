@@ -70,7 +70,9 @@ class Running:
         command = [sys.executable, "-m", "rmt.cli", "train", "--config", str(recipe), "--out", str(job.out)]
         command += ["--data", str(job.config.data["path"]), "--resume", "--quiet"]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        self.errors = job.out / "errors.log"
+        with open(self.errors, "w", encoding="utf-8") as errors:
+            self.process = subprocess.Popen(command, env=environment, stderr=errors)
         done = job.progress()
         view.start(done.step if done else 0, job.steps, job.out.name)
 
@@ -81,8 +83,7 @@ class Running:
             self.view.update(progress)
 
     def failure(self) -> str:
-        assert self.process.stderr is not None
-        lines = self.process.stderr.read().strip().splitlines()
+        lines = self.errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1].removeprefix("rmt: ") if lines else f"exit status {self.process.returncode}"
 
 

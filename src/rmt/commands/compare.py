@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from rmt.commands.base import ArgumentParser, Formatter, add_settings, console, print_json, resolve_settings
@@ -37,9 +38,7 @@ def parser() -> ArgumentParser:
 
 
 def run(args: Any) -> None:
-    from rmt.experiments.compare import Comparison, compare, results
-    from rmt.report.curves import comparison_figure
-    from rmt.report.page import write_report
+    from rmt.experiments.compare import Comparison
     from rmt.streams import STREAMS
 
     for name in ("data", "out"):
@@ -59,11 +58,20 @@ def run(args: Any) -> None:
         match=args.match,
         learning_rates=learning_rates(args.lr),
     )
-    runs = compare(comparison, console, workers=args.workers, quiet=args.quiet or args.json)
+    run_comparison(comparison, console, workers=args.workers, quiet=args.quiet, as_json=args.json)
+
+
+def run_comparison(comparison: Any, console: Console, *, workers: int | None, quiet: bool, as_json: bool) -> None:
+    """Run what is not finished, write the page and the figures, print the results."""
+    from rmt.experiments.compare import compare, results
+    from rmt.report.curves import comparison_figure
+    from rmt.report.page import write_report
+
+    runs = compare(comparison, console, workers=workers, quiet=quiet or as_json)
     rows = results(runs)
-    page = write_report(runs, out / "report.html", title="Residual streams compared", table=readable(rows))
-    figures = comparison_figure(runs, out / "loss")
-    if args.json:
+    page = write_report(runs, comparison.out / "report.html", title="Residual streams compared", table=readable(rows))
+    figures = comparison_figure(runs, comparison.out / "loss")
+    if as_json:
         print_json({"page": str(page), "figures": [str(path) for path in figures], "results": rows})
         return
     print_rows(readable(rows))

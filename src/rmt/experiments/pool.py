@@ -74,7 +74,7 @@ class Running:
         with open(self.errors, "w", encoding="utf-8") as errors:
             self.process = subprocess.Popen(command, env=environment, stderr=errors)
         done = job.progress()
-        view.start(done.step if done else 0, job.steps, job.out.name)
+        view.start(done.step if done else 0, job.steps, f"{job.out.parent.name}/{job.out.name}")
 
     def refresh(self) -> None:
         progress = self.job.progress()

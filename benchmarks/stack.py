@@ -107,9 +107,8 @@ def main() -> None:
         model.recompute = args.recompute
         functions[row] = trains(model, lambda model=model: run_stack(model, token_BTD, position_BTD))
     samples = interleave(functions, args.rounds, args.cpu)
-    print(
-        f"{args.shape}: {dims} batch {batch} x {args.tokens}, {args.threads} threads, {'CPU' if args.cpu else 'wall'} time"
-    )
+    clock = "CPU" if args.cpu else "wall"
+    print(f"{args.shape}: {dims} batch {batch} x {args.tokens}, {args.threads} threads, {clock} time")
     print(table(samples, [name for name in ("stock", "vector") if name in functions]))
 
 

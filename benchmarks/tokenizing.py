@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 BARE = """
@@ -74,11 +75,16 @@ def main() -> None:
         (folder / "documents.json").write_text(json.dumps(documents), encoding="utf-8")
         (folder / "short.json").write_text(json.dumps(short), encoding="utf-8")
 
-        runs: dict[str, list[tuple[float, int]]] = {"bare, whole documents": [], "bare, short texts": [], "ours": []}
-        for _ in range(args.repeats):
-            runs["bare, whole documents"].append(bare(folder, folder / "documents.json", args.workers))
-            runs["ours"].append(ours(args.source, args.tokenizer, folder / "out", args.workers))
-            runs["bare, short texts"].append(bare(folder, folder / "short.json", args.workers))
+        ways: dict[str, Callable[[], tuple[float, int]]] = {
+            "bare, whole documents": lambda: bare(folder, folder / "documents.json", args.workers),
+            "bare, short texts": lambda: bare(folder, folder / "short.json", args.workers),
+            "ours": lambda: ours(args.source, args.tokenizer, folder / "out", args.workers),
+        }
+        runs: dict[str, list[tuple[float, int]]] = {name: [] for name in ways}
+        for repeat in range(args.repeats):
+            for name, way in ways.items():
+                runs[name].append(way())
+                print(f"run {repeat + 1}  {name:24}{runs[name][-1][0]:8.1f} s", file=sys.stderr, flush=True)
 
     rates = {name: statistics.median(tokens / seconds for seconds, tokens in found) for name, found in runs.items()}
     print(

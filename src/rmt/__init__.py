@@ -5,15 +5,21 @@
     model = rmt.build(config)
     output = model(input_ids, targets=targets)
 
-The names below are loaded when they are first used, so that `import rmt` and `rmt --help` are quick.
+The names below are loaded when they are first used, so that `import rmt` and `rmt --help` are quick. transformers'
+Auto classes know our models as soon as both packages are imported, in either order.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rmt.hub.registration import register as _register
+
 if TYPE_CHECKING:
     from rmt.config import ModelConfig, MuP, TrainConfig, preset, presets, recipe
     from rmt.errors import InputError
+    from rmt.hub.configuration import RMTConfig
+    from rmt.hub.folder import load_model
+    from rmt.hub.modeling import RMTForCausalLM, RMTModel
     from rmt.model import Cache, LanguageModel, Output, build
     from rmt.streams.matrix import MatrixNorm, Retrieve, Store
     from rmt.theory.accounting import count
@@ -27,6 +33,10 @@ _HOME = {
     "presets": "rmt.config",
     "recipe": "rmt.config",
     "InputError": "rmt.errors",
+    "RMTConfig": "rmt.hub.configuration",
+    "RMTModel": "rmt.hub.modeling",
+    "RMTForCausalLM": "rmt.hub.modeling",
+    "load_model": "rmt.hub.folder",
     "LanguageModel": "rmt.model",
     "Cache": "rmt.model",
     "Output": "rmt.model",
@@ -48,11 +58,15 @@ __all__ = [
     "ModelConfig",
     "MuP",
     "Output",
+    "RMTConfig",
+    "RMTForCausalLM",
+    "RMTModel",
     "Retrieve",
     "Store",
     "TrainConfig",
     "build",
     "count",
+    "load_model",
     "moments",
     "preset",
     "presets",
@@ -72,3 +86,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, *_ROOMS])
+
+
+_register()

@@ -15,11 +15,20 @@ COMMANDS = {
     "demo": "train a small RMT and its mirrored transformer, about five minutes, and see what comes out",
     "data": "text -> checksummed token shards (prepare, verify, show)",
     "train": "train a model on a token dataset; resumable",
+    "checkpoints": "list and verify the checkpoints of a run",
     "compare": "residual streams side by side: equal data, several seeds",
+    "sweep": "the paper's experiments, at its scale or at one that a CPU can run",
     "report": "figures and one self-contained HTML page from runs",
+    "eval": "perplexity and downstream tasks, several models side by side",
+    "generate": "continue prompts with a trained or exported model",
+    "export": "a run as a folder for transformers: safetensors, tokenizer, model card",
+    "import": "an exported folder, or the authors' parameters, as a run",
     "count": "parameters, FLOPs and memory of a model, exact and by the paper's formulas",
     "moments": "how variance moves through storage and retrieval: theory, measurement, paper",
 }
+
+#: Commands whose file cannot have their name.
+FILES = {"import": "import_"}
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -40,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if name not in COMMANDS:
             raise InputError(f"there is no command {name!r}. {suggest(name, COMMANDS)}")
-        command = importlib.import_module(f"rmt.commands.{name}")
+        command = importlib.import_module(f"rmt.commands.{FILES.get(name, name)}")
         return command.run(command.parser().parse_args(rest)) or 0
     except InputError as error:
         return fail(str(error))

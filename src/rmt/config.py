@@ -29,6 +29,7 @@ Position = Literal["learned", "alibi", "rope"]
 FeedForward = Literal["gelu", "swiglu"]
 Init = Literal["lecun", "xavier", "mup"]
 OnNaN = Literal["stop", "skip"]
+Parallel = Literal["fsdp", "ddp"]
 Precision = Literal["auto", "float32", "bfloat16"]
 Recompute = Literal["none", "gelu", "ff", "full"]
 Ops = Literal["auto", "plain", "portable", "native", "triton"]
@@ -262,9 +263,13 @@ class TrainConfig(Settings):
         ops: version of the hot operations: plain (the definition), portable (PyTorch), native (C++), triton, or auto.
         recompute: what the backward pass computes anew instead of keeping it: none, gelu (the activation), ff (the
             inner feed-forward), full (whatever of the layer can be computed from its input).
-        compile: compile the model with torch.compile.
+        compile: compile the model with torch.compile (with ops auto: its plain operations).
         deterministic: refuse operations whose result may differ from run to run.
         on_nan: what a non-finite loss or gradient does: stop, or skip the step.
+        spike: also skip a step whose loss or gradient norm lies this many standard deviations above the mean of the
+            last 128 steps (None: never).
+        skip_limit: skipped steps in a row after which the run stops.
+        parallel: how several processes share the work: fsdp (each keeps a slice of the weights and moments) or ddp.
         tensorboard: write TensorBoard events.
         wandb: Weights & Biases project to log to, if the package is installed.
     """
@@ -295,17 +300,21 @@ class TrainConfig(Settings):
     compile: bool = False
     deterministic: bool = True
     on_nan: OnNaN = "stop"
+    spike: float | None = None
+    skip_limit: int = 10
+    parallel: Parallel = "fsdp"
     tensorboard: bool = True
     wandb: str | None = None
 
     def __post_init__(self) -> None:
         self._check_positive("steps", "tokens", "batch_size", "micro_batch", "eval_every", "eval_tokens")
-        self._check_positive("checkpoint_every", "stop_at", "keep")
+        self._check_positive("checkpoint_every", "stop_at", "keep", "skip_limit")
         self._check_positive("seed", "sample_every", zero_allowed=True)
-        self._check_positive("lr", "eps", "clip", kind=float)
+        self._check_positive("lr", "eps", "clip", "spike", kind=float)
         self._check_positive("warmup", "final_lr", "weight_decay", "beta1", "beta2", kind=float, zero_allowed=True)
         for name, options in (("precision", Precision), ("recompute", Recompute), ("on_nan", OnNaN), ("ops", Ops)):
             self._check_choice(name, get_args(options))
+        self._check_choice("parallel", get_args(Parallel))
         for name in ("warmup", "final_lr", "beta1", "beta2"):
             if getattr(self, name) > 1:
                 self._refuse(name, "is a share: at most 1.")

@@ -201,7 +201,7 @@ class LanguageModel(nn.Module):
         self.ops = cast(Ops, name)
         for module in self.modules():
             if hasattr(module, "ops"):
-                module.ops = self.ops
+                module.ops = self.ops  # type: ignore[assignment]
 
     def _forward(
         self, ids_BT: Tensor, document_BT: Tensor | None, cache: Cache | None, position_BT: Tensor | None
@@ -285,8 +285,9 @@ class LanguageModel(nn.Module):
             )
         if cache is not None and length > cache.capacity:
             raise InputError(f"the cache holds {cache.capacity} tokens, {length} are needed: make a larger one.")
-        # On an accelerator this would wait for the device at every step; there the data loader checks once.
-        if ids_BT.device.type == "cpu" and ids_BT.numel():
+        # On an accelerator this would wait for the device at every step, and it would break a compiled graph; the trainer
+        # checks the vocabulary once.
+        if ids_BT.device.type == "cpu" and ids_BT.numel() and not torch.compiler.is_compiling():
             largest, smallest = int(ids_BT.max()), int(ids_BT.min())
             if largest >= config.vocab_size or smallest < 0:
                 wrong = largest if largest >= config.vocab_size else smallest

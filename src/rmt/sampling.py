@@ -1,11 +1,17 @@
 """Drawing text from a model, one token at a time, with a cache of keys and values.
 
+`draw` yields tokens as they come, `sample` returns them all. Prompts of different lengths are put side by side by
+`left_pad`: padding stands before a prompt, is a document of its own, so nothing attends to it, and takes no position.
+
 Axes: B batch, T tokens, W vocabulary.
 """
+
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from rmt.errors import InputError
 from rmt.model import LanguageModel
 
 
@@ -27,37 +33,82 @@ def choose(
     return torch.multinomial(logits_BW.softmax(-1), 1, generator=generator)
 
 
+def left_pad(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Prompts of any lengths as ids [B, T] and their mask, 1 for the prompt and 0 for the padding before it."""
+    length = max(map(len, prompts))
+    ids_BT = torch.tensor([[pad] * (length - len(prompt)) + list(prompt) for prompt in prompts])
+    mask_BT = torch.tensor([[0] * (length - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids_BT, mask_BT
+
+
 @torch.no_grad()
+def draw(
+    model: LanguageModel,
+    prompt_BT: Tensor,
+    max_tokens: int,
+    *,
+    mask_BT: Tensor | None = None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: int | None = None,
+    seed: int = 0,
+) -> Iterator[Tensor]:
+    """The tokens [B, 1] that continue the prompts, one step after another; the arguments are those of `sample`."""
+    batch, length = prompt_BT.shape
+    if length > model.config.context:
+        raise InputError(f"the prompt has {length} tokens, the context is {model.config.context}: shorten it.")
+    room = min(max_tokens, model.config.context - length)
+    cache = model.new_cache(batch, length + room)
+    generator = torch.Generator(device=prompt_BT.device).manual_seed(seed)
+    done = torch.zeros(batch, 1, dtype=torch.bool, device=prompt_BT.device)
+    padded = mask_BT is not None and not bool(mask_BT.all())
+    documents = mask_BT if padded else None
+    positions = (mask_BT.cumsum(-1) - 1).clamp(min=0) if padded and mask_BT is not None else None
+    new = prompt_BT
+    for _ in range(room):
+        hidden_BTD = model(new, cache=cache, document_ids=documents, position_ids=positions).hidden_BTD[:, -1]
+        new = choose(model.unembedding(hidden_BTD), temperature, top_k, top_p, generator)
+        if stop is not None:
+            new = new.masked_fill(done, stop)
+            done |= new == stop
+        documents = None  # a new token belongs to the document of the one before it
+        positions = None if positions is None else positions[:, -1:] + 1
+        yield new
+        if bool(done.all()):
+            return
+
+
 def sample(
     model: LanguageModel,
     prompt_BT: Tensor,
     max_tokens: int,
     *,
+    mask_BT: Tensor | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
     stop: int | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """Prompts [B, T] of equal length, continued by up to `max_tokens` tokens (fewer where the context ends).
+    """Prompts [B, T], continued by up to `max_tokens` tokens (fewer where the context ends).
 
-    With `stop`, a sequence that has produced that token repeats it, and drawing ends when all have.
+    Args:
+        model: the network; its training mode is restored afterwards.
+        prompt_BT: token ids, all of one length; see `left_pad` for others.
+        max_tokens: most tokens to add.
+        mask_BT: 0 where a prompt is padded on the left.
+        temperature: 0 takes the most likely token; higher is more random.
+        top_k: draw only from so many most likely tokens.
+        top_p: draw only from the most likely tokens that have this probability together.
+        stop: a sequence that has produced this token repeats it, and drawing ends when all have.
+        seed: of the draws.
     """
     was_training = model.training
     model.eval()
-    room = min(max_tokens, model.config.context - prompt_BT.shape[1])
-    cache = model.new_cache(prompt_BT.shape[0], prompt_BT.shape[1] + room)
-    generator = torch.Generator(device=prompt_BT.device).manual_seed(seed)
-    done = torch.zeros(prompt_BT.shape[0], 1, dtype=torch.bool, device=prompt_BT.device)
-    new, pieces = prompt_BT, [prompt_BT]
-    for _ in range(room):
-        hidden_BTD = model(new, cache=cache).hidden_BTD[:, -1]
-        new = choose(model.unembedding(hidden_BTD), temperature, top_k, top_p, generator)
-        if stop is not None:
-            new = new.masked_fill(done, stop)
-            done |= new == stop
-        pieces.append(new)
-        if bool(done.all()):
-            break
-    model.train(was_training)
-    return torch.cat(pieces, dim=1)
+    options = dict(mask_BT=mask_BT, temperature=temperature, top_k=top_k, top_p=top_p, stop=stop, seed=seed)
+    try:
+        pieces = list(draw(model, prompt_BT, max_tokens, **options))  # type: ignore[arg-type]
+    finally:
+        model.train(was_training)
+    return torch.cat([prompt_BT, *pieces], dim=1)

@@ -36,6 +36,15 @@ def _poisoned_memory():
 
 
 @pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """An empty cache for compiled libraries, and nothing loaded."""
+    monkeypatch.setenv("RMT_CACHE", str(tmp_path / "cache"))
+    forget_library()
+    yield tmp_path / "cache"
+    forget_library()
+
+
+@pytest.fixture
 def native():
     if build.problem():
         pytest.skip(build.problem())

@@ -1,12 +1,16 @@
-"""A small corpus as a token dataset, and configurations that train in seconds."""
+"""A small corpus as a token dataset, configurations that train in seconds, and processes that start fast."""
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import Processes
 
 from rmt.config import ModelConfig, TrainConfig
 from rmt.data import prepare
+from rmt.train import checkpoint
+from rmt.train.run import RunConfig
 
 TEXT = "the stream of a token is read and written by every layer through keys that point to values"
 
@@ -27,6 +31,20 @@ def dataset(tmp_path_factory) -> Path:
     return folder / "tokens"
 
 
+@pytest.fixture(scope="session")
+def processes() -> Iterator[Processes]:
+    server = Processes()
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch) -> None:
+    """Measuring the machine and drawing a curve take longer than these runs; `monkeypatch.undo()` brings them back."""
+    monkeypatch.setattr("rmt.train.loop.matmul_peak", lambda *_: 1e12)
+    monkeypatch.setattr("rmt.report.curves.loss_curve", lambda *_: None)
+
+
 @pytest.fixture(params=["matrix", "vector"])
 def stream(request) -> str:
     return request.param
@@ -44,3 +62,23 @@ def small_model(stream: str = "matrix") -> ModelConfig:
 def small_train(**changes) -> TrainConfig:
     settings = {"steps": 12, "batch_size": 4, "lr": 1e-2, "eval_every": 5, "eval_tokens": 64, "tensorboard": False}
     return TrainConfig(**{**settings, "checkpoint_every": 4, "keep": 10, "sample_every": 6, **changes})
+
+
+def command(run: Path, dataset: Path, train: TrainConfig, stream: str = "matrix", *more: str) -> list[str]:
+    """`rmt train ... --out run`; the settings go to a file beside the run."""
+    file = run.with_name(f"{run.name}-{abs(hash(train))}.yaml")
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        RunConfig(small_model(stream), train, {"path": str(dataset), "fingerprint": ""}).save(file)
+    return ["train", "--config", str(file), "--data", str(dataset), "--out", str(run), "--quiet", *more]
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    """Metrics, weights, moments and random states, byte for byte."""
+    assert (first / "metrics.jsonl").read_bytes() == (second / "metrics.jsonl").read_bytes()
+    newest = [checkpoint.listing(run / "checkpoints")[-1] for run in (first, second)]
+    assert newest[0].name == newest[1].name
+    for name in checkpoint.FILES:
+        assert (newest[0] / name).read_bytes() == (newest[1] / name).read_bytes(), name
+    best = [checkpoint.pointed(run / "checkpoints", "best") for run in (first, second)]
+    assert (best[0] and best[0].name) == (best[1] and best[1].name)

@@ -19,7 +19,9 @@ DESCRIPTION = """Train a model on a token dataset.
 
 Settings come from the preset, then from --config FILE.yaml, then from flags such as --model.key_dim 64.
 SIGTERM or Ctrl-C ends the run after the current step with a checkpoint (exit status 143 or 130); a second one ends
-it at once. A run that is resumed gives the same bytes as one that was never stopped."""
+it at once. A run that is resumed gives the same bytes as one that was never stopped.
+
+  torchrun --nproc-per-node 8 -m rmt.cli train ...     # the same command on several processes: docs/scaling.md"""
 
 
 def parser() -> ArgumentParser:
@@ -43,14 +45,15 @@ def run(args: Any) -> int | None:
         return dry_run(config, data, args)
     if args.out is None:
         raise InputError("train: where should the run be written? Give --out RUN.")
+    from rmt.train.distributed import is_first
     from rmt.train.loop import train
     from rmt.train.view import view_for
 
     view = view_for(console, quiet=args.quiet or args.json)
     result = train(config.model, config.train, data, args.out, resume=args.resume, device=args.device, view=view)
-    if args.json:
+    if args.json and is_first():
         print_json({**vars(result), "path": str(result.path)})
-    elif not args.quiet:
+    elif not args.quiet and is_first():
         dev = f", dev loss {result.dev_ce:.4f}" if result.dev_ce is not None else ""
         console.print(f"{result.path}: step {result.step}{dev}, {result.seconds:.0f} s of training.")
         if not result.finished:

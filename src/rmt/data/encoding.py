@@ -22,7 +22,7 @@ from rmt.data.split import Unit
 from rmt.data.tokenizer import cuts_are_exact, one_thread
 from rmt.errors import InputError
 
-SHORT_TEXT = 4096  # characters; the Rust tokenizer takes twice as long per byte for texts of 100 kB
+SHORT_TEXT = 4096  # characters; the Rust tokenizer takes twice as long per byte for texts of 64 kB
 CHUNKS_AHEAD = 3  # per worker: enough that none waits, few enough to bound memory
 WORD_END = re.compile(r"(?<=\S)\s")
 

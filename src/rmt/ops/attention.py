@@ -116,11 +116,11 @@ def definition(q_BTHV: Tensor, k_BGSV: Tensor, v_BGSV: Tensor, context: Attend, 
 
 def attend(q_BTHV: Tensor, k_BGSV: Tensor, v_BGSV: Tensor, context: Attend, scale: float, ops: Ops = "auto") -> Tensor:
     """`definition`, by the kernel that `ops` names (see `rmt.ops.choice`)."""
-    if ops == "plain":
+    if ops == "plain" or choice.is_counted():
         return definition(q_BTHV, k_BGSV, v_BGSV, context, scale)
-    if choice.choose(ops, q_BTHV) == "native" and native.takes(q_BTHV, k_BGSV, v_BGSV):
-        if context.past == 0 and context.documents_are_contiguous:
-            return native.attend(q_BTHV, k_BGSV, v_BGSV, context.start_BT, context.slopes_H, scale)
+    fits = context.past == 0 and native.takes(q_BTHV, k_BGSV, v_BGSV)
+    if fits and choice.choose(ops, q_BTHV) == "native" and context.documents_are_contiguous:
+        return native.attend(q_BTHV, k_BGSV, v_BGSV, context.start_BT, context.slopes_H, scale)
     mask = context.mask
     if mask is not None and mask.is_floating_point():
         mask = mask.to(q_BTHV.dtype)

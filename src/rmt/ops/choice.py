@@ -49,7 +49,12 @@ def choose(name: Ops, x: torch.Tensor) -> Ops:
 
 def is_watched(x: torch.Tensor) -> bool:
     """Somebody looks at every single PyTorch operation: the compiler, a FLOP counter, tensors without values."""
-    return torch.compiler.is_compiling() or x.is_meta or _get_current_dispatch_mode() is not None
+    return torch.compiler.is_compiling() or x.is_meta or is_counted()
+
+
+def is_counted() -> bool:
+    """A dispatch mode is active, such as a FLOP counter, to which a fused operation would be one unknown."""
+    return not torch.compiler.is_compiling() and _get_current_dispatch_mode() is not None
 
 
 @functools.cache

@@ -43,7 +43,7 @@ def reference(hidden_ND: Tensor, weight_WD: Tensor, targets_N: Tensor, z_loss: f
     log_partition_N = torch.logsumexp(logits_NW, dim=-1)
     ce = (log_partition_N - logits_NW.gather(1, targets[:, None])[:, 0]).mean()
     z = log_partition_N.square().mean()
-    accuracy = (logits_NW.argmax(-1) == targets).float().mean()
+    accuracy = (logits_NW.argmax(-1) == targets).to(logits_NW.dtype).mean()
     return Loss(ce + z_loss * z, ce.detach(), z.detach(), accuracy)
 
 
@@ -121,7 +121,7 @@ class _Chunked(torch.autograd.Function):
             part = slice(start, start + chunk)
             hidden, targets = hidden_ND[part], targets_N[part]
             logits = torch.mm(hidden, weight_WD.t(), out=buffer[: len(hidden)])
-            weight = scale / count if wants_hidden or wants_weight else None
+            weight = scale / count.double() if wants_hidden or wants_weight else None
             terms, slope = rows(logits, targets, z_loss, scale, weight)
             sums += terms
             if grad_hidden is not None:

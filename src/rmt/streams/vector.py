@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rmt.config import ModelConfig
 from rmt.ops.norm import normalise
+from rmt.ops.pieces import divide
 from rmt.streams.base import Boundary, Cost, Embedded, Site, Stream
 from rmt.theory.mup import Described, Role
 
@@ -65,7 +66,7 @@ class VectorBoundary(Boundary):
         if self.site.before != "attention":
             return x_BTD
         heads_BTHV = F.linear(x_BTD, self.qkv).unflatten(-1, (-1, self.head_dim))
-        return heads_BTHV.split((self.heads, self.kv_heads, self.kv_heads), dim=-2)
+        return divide(heads_BTHV, (self.heads, self.kv_heads, self.kv_heads))
 
 
 class VectorStream(Stream):

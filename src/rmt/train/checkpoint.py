@@ -4,18 +4,18 @@ A checkpoint is a folder `checkpoints/step-00000250/` of a run:
 
     model.safetensors      weights by parameter name
     optimizer.safetensors  AdamW's moments and counters as `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`; torch's RNG
-    state.json             step, losses so far, configuration, data fingerprint, RNG of Python and numpy,
-                           and the sha256 of the other files
+    state.json             step, losses so far, configuration, data fingerprint, RNG of Python and numpy
+    SHA256SUMS             of the other three (`sha256sum -c SHA256SUMS` checks them too)
 
 It is written to a temporary folder, synced, renamed, and only then named by the pointer file `checkpoints/latest`
 (and `checkpoints/best`). The snapshot is copied in memory and written by a background thread, so that training waits
-for the copy only. Tensors are stored by parameter name and whole, so a checkpoint does not depend on how many
-processes wrote it.
+for the copy only. Tensors are stored by parameter name and whole, and process 0 reads and writes them for all, so a
+checkpoint does not depend on how many processes wrote it.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import os
 import random
@@ -29,13 +29,16 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from rmt.errors import InputError
+from rmt.errors import InputError, RunFailed
+from rmt.train.distributed import ALONE, World, whole
+from rmt.train.storage import digest, parse_sums, render_sums, sync, write_bytes, write_tensors, write_text
 
 FORMAT = 1
 FILES = ("model.safetensors", "optimizer.safetensors")
+STATE, SUMS = "state.json", "SHA256SUMS"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
@@ -48,21 +51,34 @@ class Snapshot:
     state: dict[str, Any]
 
 
-def take_snapshot(step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Snapshot:
-    """Copy weights, moments and random states to memory of their own."""
-    weights = {name: copy(parameter) for name, parameter in model.named_parameters()}
-    moments = {"rng/cpu": torch.get_rng_state()}
-    for index in range(torch.cuda.device_count()):
-        moments[f"rng/cuda{index}"] = torch.cuda.get_rng_state(index)
+def take_snapshot(
+    step: int, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], world: World = ALONE
+) -> Snapshot | None:
+    """Copy weights, moments and random states to memory of their own: of process 0, the others get None."""
+    weights: dict[str, Tensor] = {}
+    moments = {f"rng/{name}": value for name, value in random_states(model).items()}
     for name, parameter in model.named_parameters():
+        put(weights, name, parameter, world)
         for key, value in optimizer.state.get(parameter, {}).items():
-            moments[f"{key}/{name}"] = copy(value)
+            put(moments, f"{key}/{name}", value, world)
+    if not world.first:
+        return None
     state = {"format": FORMAT, "step": step, **state, "rng": {"python": random.getstate(), "numpy": numpy_state()}}
-    return Snapshot(step, {"model.safetensors": weights, "optimizer.safetensors": moments}, state)
+    return Snapshot(step, dict(zip(FILES, (weights, moments), strict=True)), state)
 
 
-def copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
+def put(tensors: dict[str, Tensor], name: str, tensor: Tensor, world: World) -> None:
+    full = whole(tensor.detach())  # all processes take part
+    if world.first:
+        tensors[name] = full.to("cpu", copy=True).contiguous()
+
+
+def random_states(model: nn.Module) -> dict[str, Tensor]:
+    device = next(model.parameters()).device
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
 
 
 def numpy_state() -> list:
@@ -77,33 +93,44 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def restore(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put a loaded checkpoint back: weights, moments, random states."""
-    weights, moments = (snapshot.tensors[name] for name in FILES)
-    expected, found = dict(model.named_parameters()), set(weights)
-    if set(expected) != found:
-        odd = sorted(set(expected) ^ found)[0]
-        raise InputError(f"the checkpoint's weights are not this model's: {odd!r} is in one of them only.")
+def check_fits(snapshot: Snapshot, model: nn.Module) -> None:
+    """Refuse the weights of another model."""
+    weights = snapshot.tensors[FILES[0]]
+    expected = dict(model.named_parameters())
+    if odd := sorted(set(expected) ^ set(weights)):
+        raise InputError(f"the checkpoint's weights are not this model's: {odd[0]!r} is in one of them only.")
+    for name, parameter in expected.items():
+        if parameter.shape != weights[name].shape:
+            shapes = f"{list(weights[name].shape)}, the model's {list(parameter.shape)}"
+            raise InputError(f"the checkpoint's {name} has shape {shapes}: the configuration has changed.")
+
+
+def restore(
+    snapshot: Snapshot | None, model: nn.Module, optimizer: torch.optim.Optimizer, world: World = ALONE
+) -> dict[str, Any]:
+    """Put a checkpoint back: weights, moments, random states. Process 0 has the snapshot; all get its `state`."""
+    weights, moments = (snapshot.tensors[name] for name in FILES) if snapshot is not None else ({}, {})
+    state = world.share(snapshot.state if snapshot is not None else None)
+    held = set(world.share(sorted(moments)))
     with torch.no_grad():
-        for name, parameter in expected.items():
-            if parameter.shape != weights[name].shape:
-                shapes = f"{list(weights[name].shape)}, the model's {list(parameter.shape)}"
-                raise InputError(f"the checkpoint's {name} has shape {shapes}: the configuration has changed.")
-            parameter.copy_(weights[name])
-            values = {key: moments[f"{key}/{name}"] for key in MOMENTS if f"{key}/{name}" in moments}
-            if values:
-                optimizer.state[parameter] = {
-                    key: value.clone() if key == "step" else value.to(parameter.device, copy=True)
-                    for key, value in values.items()
-                }
-    torch.set_rng_state(moments["rng/cpu"])
-    for index in range(torch.cuda.device_count()):
-        if f"rng/cuda{index}" in moments:
-            torch.cuda.set_rng_state(moments[f"rng/cuda{index}"], index)
-    version, internal, gauss = snapshot.state["rng"]["python"]
+        for name, parameter in model.named_parameters():
+            world.fill(parameter, weights.get(name))
+            for key in MOMENTS:
+                full = f"{key}/{name}"
+                if full in held:
+                    shape_of = parameter if key != "step" else torch.zeros((), device=parameter.device)
+                    value = torch.zeros_like(shape_of)
+                    world.fill(value, moments.get(full))
+                    optimizer.state[parameter][key] = value
+        for kind, value in random_states(model).items():
+            if f"rng/{kind}" in held:
+                world.fill(value, moments.get(f"rng/{kind}"))
+                torch.set_rng_state(value) if kind == "cpu" else torch.cuda.set_rng_state(value)
+    version, internal, gauss = state["rng"]["python"]
     random.setstate((version, tuple(internal), gauss))
-    name, keys, *rest = snapshot.state["rng"]["numpy"]
+    name, keys, *rest = state["rng"]["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+    return state
 
 
 def write(folder: Path, snapshot: Snapshot) -> Path:
@@ -113,17 +140,13 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        files = {}
-        for name, tensors in snapshot.tensors.items():
-            save_file(tensors, temporary / name)
-            files[name] = {"sha256": digest(temporary / name), "bytes": (temporary / name).stat().st_size}
-        text = json.dumps({**snapshot.state, "files": files}, indent=1)
-        (temporary / "state.json").write_text(text, encoding="utf-8")
-        for path in temporary.iterdir():
-            sync(path)
+        sums = [(name, write_tensors(temporary / name, tensors)) for name, tensors in snapshot.tensors.items()]
+        text = json.dumps(snapshot.state, indent=1)
+        sums.append((STATE, write_bytes(temporary / STATE, text.encode())))
+        write_bytes(temporary / SUMS, render_sums(sums).encode())
         sync(temporary)
-        if final.exists():
-            shutil.rmtree(final)
+        if final.exists():  # a damaged one: an undamaged one is never written twice
+            remove(final)
         temporary.rename(final)
         sync(folder)
     except BaseException:
@@ -132,37 +155,64 @@ def write(folder: Path, snapshot: Snapshot) -> Path:
     return final
 
 
+def remove(path: Path) -> None:
+    """Delete a checkpoint; whoever looks sees it whole or not at all."""
+    aside = path.with_name(f".removing-{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+    shutil.rmtree(aside)
+
+
+def clean(folder: Path) -> None:
+    """Remove what a killed process left half-written or half-deleted."""
+    for path in (*folder.glob(".writing-*"), *folder.glob(".removing-*")):
+        shutil.rmtree(path, ignore_errors=True)
+    for pointer in ("latest", "best"):
+        for path in folder.glob(f".{pointer}-*"):
+            path.unlink(missing_ok=True)
+
+
+def verify(path: Path) -> None:
+    """Check every file of a checkpoint against its sha256; names the first that is wrong."""
+    try:
+        text = (path / SUMS).read_bytes().decode("ascii", errors="replace")
+    except OSError as error:
+        raise InputError(f"{path / SUMS} cannot be read: {error.strerror}. The checkpoint is incomplete.") from None
+    recorded, found = parse_sums(text), []
+    for name in (*FILES, STATE):
+        try:
+            found.append((name, digest(path / name)))
+        except OSError as error:
+            raise InputError(f"{path / name} cannot be read: {error.strerror}. The checkpoint is incomplete.") from None
+        if recorded.get(name) != found[-1][1]:
+            raise InputError(f"{path / name} does not have its sha256 of {path / SUMS}: one of the two is damaged.")
+    if text != render_sums(found):
+        raise InputError(f"{path / SUMS} is damaged.")
+
+
 def read(path: Path) -> Snapshot:
-    """Read one checkpoint, checking every file against its sha256 first."""
+    """Read one checkpoint, checking every file first. Nothing in it can run code: safetensors and JSON are data."""
+    verify(path)
     state = read_state(path)
     tensors = {}
     for name in FILES:
-        expected = state["files"].get(name)
-        file = path / name
-        if expected is None or not file.is_file():
-            raise InputError(f"{file} is missing: the checkpoint is incomplete.")
-        if file.stat().st_size != expected["bytes"] or digest(file) != expected["sha256"]:
-            raise InputError(f"{file} is damaged: its content does not match the recorded sha256.")
         try:
-            tensors[name] = load_file(file)
+            tensors[name] = load_file(path / name)
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{file} cannot be read: {error}.") from None
+            raise InputError(f"{path / name} cannot be read: {error}.") from None
     return Snapshot(state["step"], tensors, state)
 
 
 def read_state(path: Path) -> dict[str, Any]:
     try:
-        state = json.loads((path / "state.json").read_text(encoding="utf-8"))
-        if state["format"] != FORMAT:
-            raise InputError(f"{path} has checkpoint format {state['format']}; this version reads {FORMAT}.")
-        assert isinstance(state["step"], int)
-        assert isinstance(state["files"], dict)
+        state = json.loads((path / STATE).read_text(encoding="utf-8"))
+        form, step = state["format"], state["step"]
     except OSError as error:
-        raise InputError(f"{path / 'state.json'} cannot be read: {error.strerror}.") from None
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path / 'state.json'} is damaged: it is not a checkpoint's record.") from None
+        raise InputError(f"{path / STATE} cannot be read: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{path / STATE} is damaged: it is not a checkpoint's record.") from None
+    if form != FORMAT or not isinstance(step, int):
+        raise InputError(f"{path} has checkpoint format {form}; this version reads {FORMAT}.")
     return state
 
 
@@ -182,40 +232,17 @@ def newest(folder: Path) -> tuple[Snapshot | None, list[str]]:
     return None, problems
 
 
-def clean(folder: Path) -> None:
-    """Remove what a killed process left half-written."""
-    for path in folder.glob(".writing-*"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def point(folder: Path, pointer: str, target: Path) -> None:
     """Make the file `pointer` name a checkpoint, atomically."""
-    temporary = folder / f".{pointer}-{os.getpid()}"
-    temporary.write_text(target.name + "\n", encoding="utf-8")
-    sync(temporary)
-    temporary.rename(folder / pointer)
-    sync(folder)
+    write_text(folder / pointer, target.name + "\n")
 
 
 def pointed(folder: Path, pointer: str) -> Path | None:
-    file = folder / pointer
-    if not file.is_file():
+    try:
+        target = folder / (folder / pointer).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
         return None
-    target = folder / file.read_text(encoding="utf-8").strip()
-    return target if target.is_dir() else None
+    return target if target.is_dir() and target.parent == folder and target.name.startswith("step-") else None
 
 
 class Saver:
@@ -233,28 +260,51 @@ class Saver:
         self._thread = threading.Thread(target=self._write, args=(snapshot, best), name="checkpoint")
         self._thread.start()
 
+    def mark(self, step: int, best: bool) -> None:
+        """Set the pointers to a checkpoint that is there already."""
+        self.wait()
+        path = self.folder / f"step-{step:08d}"
+        if best:
+            point(self.folder, "best", path)
+        point(self.folder, "latest", path)
+
     def wait(self) -> None:
         """Until the last write is on disk; raises what it failed with."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            if isinstance(failure, OSError):
-                raise InputError(f"the checkpoint could not be written: {failure.strerror or failure}.") from failure
-            raise failure
+        self.check()
+
+    def check(self) -> None:
+        """Raise what a write in the background has failed with, if it has."""
+        if self._failure is None:
+            return
+        failure, self._failure = self._failure, None
+        if isinstance(failure, OSError):
+            raise RunFailed(
+                f"a checkpoint could not be written to {self.folder}: {failure.strerror or failure}. "
+                "Earlier checkpoints are safe: make room, then go on with --resume."
+            ) from failure
+        raise failure
 
     def _write(self, snapshot: Snapshot, best: bool) -> None:
+        lower_priority()
         try:
             path = write(self.folder, snapshot)
             if best:
                 point(self.folder, "best", path)
             point(self.folder, "latest", path)
             for old in self._outdated():
-                shutil.rmtree(old)
+                remove(old)
         except BaseException as error:
             self._failure = error
 
     def _outdated(self) -> Iterator[Path]:
         kept = {pointed(self.folder, "best"), *listing(self.folder)[-self.keep :]}
         return (path for path in listing(self.folder) if path not in kept)
+
+
+def lower_priority() -> None:
+    """Let training go before this thread where they compete for a core (Linux; elsewhere nothing happens)."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)

@@ -1,8 +1,10 @@
 """The training loop: data in order, one step after another, evaluation, samples, checkpoints, an orderly end.
 
 `train` is the whole of `rmt train`. It resolves where to start (from nothing, or from the newest undamaged
-checkpoint), then `Trainer.run` repeats: batch -> step -> log -> evaluate -> save. A batch is a pure function of the
+checkpoint), then `Trainer.repeat` goes batch -> step -> log -> evaluate -> save. A batch is a pure function of the
 step, so there is no loader state to save: a run that is stopped and resumed gives the same bytes as one that was not.
+Under torchrun every process runs this loop on its part of each batch, and process 0 alone writes (see
+`rmt.train.distributed`).
 """
 
 from __future__ import annotations
@@ -21,15 +23,17 @@ import torch
 from rmt.config import ModelConfig, TrainConfig
 from rmt.data import Order, Prefetcher, TokenDataset, document_ids
 from rmt.errors import InputError, RunFailed
-from rmt.evaluate.loss import split_loss
+from rmt.evaluate.loss import Stopped, split_loss
 from rmt.model import build
 from rmt.sampling import sample
 from rmt.theory.accounting import count
 from rmt.train import checkpoint
+from rmt.train.distributed import ALONE, World, gathered, joined
+from rmt.train.faults import NOT_FINITE, broken_parameters
 from rmt.train.interrupt import Interrupt
 from rmt.train.log import Mirror
 from rmt.train.peak import matmul_peak
-from rmt.train.run import RunConfig, RunDirectory, environment, read_log, write_text
+from rmt.train.run import Onlooker, RunConfig, RunDirectory, environment, read_log
 from rmt.train.step import Stepper, StepResult
 from rmt.train.view import SilentView, Status, View
 
@@ -73,16 +77,29 @@ def train(
         device: default: a GPU if there is one, else the CPU.
         view: what is shown meanwhile (default: nothing).
     """
-    dataset = TokenDataset.open(data)
-    config = RunConfig(model_config, train_config, {"path": str(data), "fingerprint": dataset.fingerprint})
-    check_fit(model_config, train_config, dataset)
-    with Interrupt() as interrupt, deterministic(train_config), RunDirectory(Path(out)) as run:
-        check_resumable(run, config, resume)
-        trainer = Trainer(config, dataset, run, find_device(device), view or SilentView(), interrupt)
-        return trainer.run_all()
+    with Interrupt() as interrupt, deterministic(train_config), joined(find_device(device)) as (world, where):
+        dataset = TokenDataset.open(data)
+        config = RunConfig(model_config, train_config, {"path": str(data), "fingerprint": dataset.fingerprint})
+        check_fit(model_config, train_config, dataset, world)
+        run = world.first_does(lambda: RunDirectory(Path(out))) or Onlooker(Path(out))
+        with run, full_disk_explained(run.path):
+            world.first_does(lambda: check_resumable(run, config, resume or world.restarts > 0))
+            shown = view if view is not None and world.first else SilentView()
+            return Trainer(config, dataset, run, where, shown, interrupt, world).run_all()
 
 
-def check_fit(model: ModelConfig, train: TrainConfig, dataset: TokenDataset) -> None:
+@contextlib.contextmanager
+def full_disk_explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
+        raise RunFailed(
+            f"the run in {path} cannot go on: {what}. Its checkpoints are safe: mend this, then go on with --resume."
+        ) from error
+
+
+def check_fit(model: ModelConfig, train: TrainConfig, dataset: TokenDataset, world: World = ALONE) -> None:
     if dataset.vocab_size > model.vocab_size:
         raise InputError(
             f"the data has a vocabulary of {dataset.vocab_size}, the model of {model.vocab_size}: "
@@ -92,10 +109,14 @@ def check_fit(model: ModelConfig, train: TrainConfig, dataset: TokenDataset) -> 
     steps = train.total_steps(model.context)
     if train.stop_at is not None and train.stop_at > steps:
         raise InputError(f"train.stop_at = {train.stop_at} lies behind the last step, {steps}: make it smaller.")
+    if train.batch_size % world.size:
+        raise InputError(f"train.batch_size = {train.batch_size} cannot be divided among {world.size} processes.")
 
 
 def check_resumable(run: RunDirectory, config: RunConfig, resume: bool) -> None:
     if not run.config_file.exists():
+        if checkpoint.listing(run.checkpoints):
+            raise InputError(f"{run.path} has checkpoints but no config.yaml: put it back, or choose another --out.")
         return
     if not resume:
         raise InputError(f"{run.path} holds a run already: add --resume to go on with it, or choose another --out.")
@@ -116,16 +137,19 @@ def find_device(device: str | torch.device | None) -> torch.device:
 @contextlib.contextmanager
 def deterministic(train: TrainConfig) -> Iterator[None]:
     """Same inputs, same bits, where the configuration asks for it; the former settings come back afterwards."""
-    before = torch.are_deterministic_algorithms_enabled()
+    before = torch.get_deterministic_debug_mode()
     fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     if train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+        if train.compile:
+            torch.use_deterministic_algorithms(True)  # tells the compiler too, and imports it: seconds
+        else:
+            torch.set_deterministic_debug_mode("error")
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.set_deterministic_debug_mode(before)
         torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
@@ -140,22 +164,31 @@ class Trainer:
         device: torch.device,
         view: View,
         interrupt: Interrupt,
+        world: World = ALONE,
     ) -> None:
         self.config, self.dataset, self.directory = config, dataset, run
-        self.device, self.view, self.interrupt = device, view, interrupt
+        self.device, self.view, self.interrupt, self.world = device, view, interrupt, world
         self.model_config, self.train = config.model, config.train
         self.steps = self.train.total_steps(self.model_config.context)
         self.batch_tokens = self.train.batch_size * self.model_config.context
         self.model = build(self.model_config, seed=self.train.seed, device=device)
-        self.stepper = Stepper(self.model, self.train, self.steps)
+        self.stepper = Stepper(self.model, self.train, self.steps, world)
         self.saver = checkpoint.Saver(run.checkpoints, self.train.keep)
+        self.order = Order(
+            fingerprint=dataset.fingerprint,
+            windows=dataset.windows("train", self.model_config.context),
+            batch_size=self.train.batch_size,
+            seed=self.train.seed,
+        )
         self.step = 0
+        self.saved: int | None = None  # the step of the newest checkpoint
+        self.signal = 0  # the signal that all processes have agreed to stop for
         self.seconds = 0.0
         self.last: StepResult | None = None
         self.dev_ce: float | None = None
         self.best_dev_ce: float | None = None
+        self.evaluation_due = False  # a signal came before the evaluation of this step was over
         self.has_dev = dataset.tokens("dev") > self.model_config.context
-        self.eval_every = self.train.eval_every or self.cheap_interval()
 
     def run_all(self) -> Result:
         """From the first or the resumed step to the last, or to `stop_at`, or to a signal."""
@@ -163,68 +196,88 @@ class Trainer:
         self.begin()
         end = min(self.steps, self.train.stop_at or self.steps)
         self.view.start(self.step, self.steps, self.directory.path.name)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.mirror.close)
+            stack.callback(self.saver.wait)
+            stack.callback(self.view.close)
             self.repeat(end)
-        finally:
-            self.view.close()
-            self.saver.wait()
-            self.mirror.close()
+        self.world.wait()  # nobody leaves, and so alarms torchrun, before the last checkpoint is on disk
         return self.finish()
 
     def restore(self) -> None:
+        snapshot = self.world.first_does(self.find_checkpoint)
+        if self.world.share(snapshot is not None):
+            state = checkpoint.restore(snapshot, self.model, self.stepper.optimizer, self.world)
+            self.step = self.saved = state["step"]
+            self.best_dev_ce, self.dev_ce = state["best_dev_ce"], state["dev_ce"]
+            self.evaluation_due = state["evaluation_due"]
+            self.stepper.guard.restore(state["guard"])
+            if self.world.first:  # a kill may have come between the checkpoint and its pointers
+                self.saver.mark(self.step, state["best"])
+        else:
+            checkpoint.seed_everything(self.train.seed)
+        self.directory.rewind(self.step)
+        if timings := read_log(self.directory.path, "timing"):
+            self.seconds = timings[-1]["seconds"]
+
+    def find_checkpoint(self) -> checkpoint.Snapshot | None:
         checkpoint.clean(self.directory.checkpoints)
         snapshot, problems = checkpoint.newest(self.directory.checkpoints)
         for problem in problems:
             self.view.note(f"{problem} An earlier checkpoint is used.")
         if snapshot is None and problems:
             raise InputError(f"{self.directory.path} has no usable checkpoint: {problems[0]}")
-        if snapshot is None:
-            checkpoint.seed_everything(self.train.seed)
-        else:
-            checkpoint.restore(snapshot, self.model, self.stepper.optimizer)
-            self.step = snapshot.step
-            self.best_dev_ce, self.dev_ce = snapshot.state["best_dev_ce"], snapshot.state["dev_ce"]
-        self.directory.rewind(self.step)
-        if timings := read_log(self.directory.path, "timing"):
-            self.seconds = timings[-1]["seconds"]
+        if snapshot is not None:
+            checkpoint.check_fits(snapshot, self.model)
+        return snapshot
 
     def begin(self) -> None:
-        self.config.save(self.directory.config_file)
-        write_text(self.directory.path / "environment.json", json.dumps(environment(self.device), indent=1))
-        self.peak = matmul_peak(self.device, self.train.precision)
+        self.directory.write("config.yaml", self.config.to_yaml())
+        about = {**environment(self.device), "processes": self.world.size}
+        self.directory.write("environment.json", json.dumps(about, indent=1))
+        self.peak = matmul_peak(self.device, self.train.precision) * self.world.size if self.world.first else None
         self.flops_per_token = count(self.model_config).flops.training_per_token
         self.mirror = Mirror(
             self.directory.path,
-            tensorboard=self.train.tensorboard,
-            wandb=self.train.wandb,
+            tensorboard=self.train.tensorboard and self.world.first,
+            wandb=self.train.wandb if self.world.first else None,
             config={"model": self.model_config.to_dict(), "train": self.train.to_dict()},
             step=self.step,
         )
 
     def repeat(self, end: int) -> None:
-        order = Order(
-            fingerprint=self.dataset.fingerprint,
-            windows=self.dataset.windows("train", self.model_config.context),
-            batch_size=self.train.batch_size,
-            seed=self.train.seed,
-        )
-        if self.step >= end:
-            return
+        """Up to step `end`, or until a signal came to one of the processes; then a checkpoint."""
+        if self.evaluation_due and not self.must_stop():
+            self.evaluate()
+        if self.step < end:
+            self.steps_until(end)
+        self.save()
+
+    def steps_until(self, end: int) -> None:
         with Prefetcher(
-            self.dataset, order, split="train", context=self.model_config.context, start=self.step
+            self.dataset,
+            self.order,
+            split="train",
+            context=self.model_config.context,
+            start=self.step,
+            rows=self.world.rows(self.train.batch_size),
         ) as batches:
             for index, _, tokens in batches:
+                if index >= end or self.must_stop():
+                    return
                 self.one_step(index, tokens)
-                last = self.step >= end or self.interrupt.requested is not None
-                evaluated = self.every(self.eval_every, EVALUATIONS) or self.step >= self.steps
-                if evaluated:
+                if self.every(self.train.eval_every, EVALUATIONS) or self.step >= self.steps:
                     self.evaluate()
-                if last or self.every(self.train.checkpoint_every, CHECKPOINTS):
+                if self.every(self.train.checkpoint_every, CHECKPOINTS):
                     self.save()
                 if self.every(self.train.sample_every, SAMPLES):
                     self.write_sample()
-                if last:
-                    return
+
+    def must_stop(self) -> bool:
+        """Whether a signal came, to whichever process. A failed write in the background also ends the run here."""
+        self.saver.check()
+        self.signal = self.world.largest(self.interrupt.requested or 0)
+        return self.signal > 0
 
     def one_step(self, index: int, tokens_BN: object) -> None:
         began = time.perf_counter()
@@ -234,28 +287,45 @@ class Trainer:
         if self.train.document_mask:
             documents = torch.from_numpy(document_ids(ids.numpy(), self.dataset.eot))
         result = self.stepper.step(index, ids, targets, documents)
+        if result.refused is not None:
+            self.refuse(index, result)
         self.step = index + 1
         self.last = result
-        if not result.updated:
-            self.refuse_update(result)
         spent = time.perf_counter() - began
         self.seconds += spent
         self.log(result, spent)
 
-    def refuse_update(self, result: StepResult) -> None:
-        problem = f"step {self.step}: the loss is {result.loss}, the gradient norm {result.grad_norm}"
-        if self.train.on_nan == "stop":
-            raise RunFailed(
-                f"{problem}; the weights were not changed. Resume with a smaller train.lr from an earlier checkpoint "
-                "in a new run, or set train.on_nan skip."
-            )
-        self.view.note(f"{problem}; skipped.")
+    def refuse(self, index: int, result: StepResult) -> None:
+        """The weights were not changed: keep a record, then go on, or save and stop."""
+        guard = self.stepper.guard
+        record = {
+            "reason": result.refused,
+            **{"loss": result.loss, "ce": result.ce, "grad_norm": result.grad_norm, "lr": result.lr},
+            "windows": self.order.window_ids(index).tolist(),
+            "not_finite": broken_parameters(self.model, self.world),
+            "data": {"fingerprint": self.dataset.fingerprint, "context": self.model_config.context},
+        }
+        path = self.directory.fault(index + 1, record)
+        numbers = f"the loss is {result.loss}, the gradient norm {result.grad_norm}"
+        problem = f"step {index + 1}: {numbers} ({result.refused})"
+        stop = result.refused == NOT_FINITE and self.train.on_nan == "stop"
+        if not stop and guard.in_a_row < self.train.skip_limit:
+            self.view.note(f"{problem}; skipped, see {path}.")
+            return
+        why = "" if stop else f", nor were they in the {guard.in_a_row - 1} steps before (train.skip_limit)"
+        guard.in_a_row = 0  # whoever resumes has decided to go on
+        self.save()  # of the step before
+        raise RunFailed(
+            f"{problem}; the weights were not changed{why}, and all is saved. {path} tells more. Go on without this "
+            "batch (--resume --train.on_nan skip), or start a new run with a smaller train.lr."
+        )
 
     def log(self, result: StepResult, spent: float) -> None:
         tokens = self.step * self.batch_tokens
         speed = self.batch_tokens / spent
         record = {"loss": result.loss, "ce": result.ce, "lr": result.lr, "grad_norm": result.grad_norm}
-        self.directory.log("metrics", {"step": self.step, "tokens": tokens, **record})
+        refused = {} if result.refused is None else {"refused": result.refused}
+        self.directory.log("metrics", {"step": self.step, "tokens": tokens, **record, **refused})
         share = speed * self.flops_per_token / self.peak if self.peak else None
         timing = {"step": self.step, "seconds": self.seconds, "tokens_per_second": speed, "peak_share": share}
         self.directory.log("timing", timing)
@@ -276,14 +346,21 @@ class Trainer:
     def evaluate(self) -> None:
         if not self.has_dev:
             return
-        found = split_loss(
-            self.model,
-            self.dataset,
-            "dev",
-            tokens=self.train.eval_tokens,
-            batch_size=self.train.micro_batch or min(self.train.batch_size, 16),
-            document_mask=self.train.document_mask,
-        )
+        try:
+            found = split_loss(
+                self.model,
+                self.dataset,
+                "dev",
+                tokens=self.train.eval_tokens,
+                batch_size=self.train.micro_batch or min(self.train.batch_size, 16),
+                document_mask=self.train.document_mask,
+                world=self.world,
+                stop=lambda: self.interrupt.requested is not None,
+            )
+        except Stopped:
+            self.evaluation_due = True
+            return
+        self.evaluation_due = False
         self.dev_ce = found.ce
         record = {"dev_ce": found.ce, "dev_accuracy": found.accuracy, "dev_tokens": found.tokens}
         self.directory.log("metrics", {"step": self.step, "tokens": self.step * self.batch_tokens, **record})
@@ -293,31 +370,42 @@ class Trainer:
         is_best = self.dev_ce is not None and (self.best_dev_ce is None or self.dev_ce < self.best_dev_ce)
         if is_best:
             self.best_dev_ce = self.dev_ce
+        if self.saved == self.step:
+            if self.world.first:
+                self.saver.mark(self.step, is_best)
+            return
         state = {
             "tokens": self.step * self.batch_tokens,
             "dev_ce": self.dev_ce,
             "best_dev_ce": self.best_dev_ce,
+            "best": is_best,
+            "evaluation_due": self.evaluation_due,
+            "guard": self.stepper.guard.state(),
             "fingerprint": self.dataset.fingerprint,
             "model": self.model_config.to_dict(),
             "train": self.train.to_dict(),
         }
-        self.saver.save(checkpoint.take_snapshot(self.step, self.model, self.stepper.optimizer, state), is_best)
+        snapshot = checkpoint.take_snapshot(self.step, self.model, self.stepper.optimizer, state, self.world)
+        if snapshot is not None:
+            self.saver.save(snapshot, is_best)
+        self.saved = self.step
 
     def write_sample(self) -> None:
-        if self.last is None or not self.last.finite:
+        if self.last is None or not self.last.updated:
             return
-        prompt = torch.tensor([[self.dataset.eot]], device=self.device)
-        ids = sample(
-            self.model, prompt, SAMPLE_TOKENS, temperature=0.8, top_k=50, stop=self.dataset.eot, seed=self.train.seed
-        )
-        self.directory.sample(self.step, self.dataset.tokenizer().decode(ids[0, 1:].tolist()))
+        with gathered(self.model):
+            if self.world.first:
+                prompt = torch.tensor([[self.dataset.eot]], device=self.device)
+                settings = {"temperature": 0.8, "top_k": 50, "stop": self.dataset.eot, "seed": self.train.seed}
+                ids = sample(self.model, prompt, SAMPLE_TOKENS, **settings)
+                self.directory.sample(self.step, self.dataset.tokenizer().decode(ids[0, 1:].tolist()))
 
     def finish(self) -> Result:
-        if self.step >= self.steps:
+        finished = self.step >= self.steps and not self.evaluation_due
+        if finished and self.world.first:
             from rmt.report.curves import loss_curve
 
             loss_curve(self.directory.path)
-        signal = self.interrupt.requested
         return Result(
             path=self.directory.path,
             step=self.step,
@@ -325,6 +413,6 @@ class Trainer:
             ce=self.last.ce if self.last else None,
             dev_ce=self.dev_ce,
             seconds=self.seconds,
-            finished=self.step >= self.steps,
-            interrupted=int(signal) if signal is not None else None,
+            finished=finished,
+            interrupted=self.signal if self.signal and not finished else None,
         )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rmt.config import ModelConfig, TrainConfig
 from rmt.theory.mup import lr_scale, roles_of
+from rmt.train.distributed import is_sliced, joint_norm, own
 
 
 def build_optimizer(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
@@ -57,8 +58,15 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, share: float) -> None:
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
-    """Scale all gradients so that their joint norm is at most `limit` (no epsilon); returns the norm before."""
+    """Scale all gradients so that their joint norm is at most `limit` (no epsilon); returns the norm before.
+
+    Gradients may be sliced over several processes; the norm is that of the whole.
+    """
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = nn.utils.get_total_norm(gradients)
-    torch._foreach_mul_(gradients, (limit / norm).clamp(max=1.0))
+    held = [own(gradient) for gradient in gradients]
+    norm = nn.utils.get_total_norm(held)
+    if is_sliced(gradients[0]):
+        norm = joint_norm(norm)
+    # A norm that is not finite leaves the gradients as they are: they show where it came from.
+    torch._foreach_mul_(held, torch.where(norm.isfinite(), (limit / norm).clamp(max=1.0), 1.0))
     return norm

@@ -5,29 +5,34 @@ metrics.jsonl      one line per step and per evaluation; a pure function of conf
 timing.jsonl       what the clock said: seconds and tokens per second (differs from run to run)
 environment.json   versions, git commit, machine
 samples.txt        text sampled during training
+faults/            a record of each step that was not allowed to change the weights
 checkpoints/       see rmt.train.checkpoint
 loss.png, events*  the loss curve; TensorBoard's files
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from importlib import metadata
+from io import FileIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 import yaml
 
 from rmt.config import ModelConfig, TrainConfig, read_yaml
 from rmt.errors import InputError
+from rmt.train.storage import write_text
 
 #: Settings of a finished or interrupted run that may be changed on resume: they do not alter the result.
 FREE_ON_RESUME = {
@@ -38,6 +43,8 @@ FREE_ON_RESUME = {
     "eval_tokens",
     "sample_every",
     "on_nan",
+    "skip_limit",
+    "parallel",
     "tensorboard",
     "wandb",
 }
@@ -52,8 +59,11 @@ class RunConfig:
     data: dict[str, Any]  # path and fingerprint
 
     def save(self, path: Path) -> None:
+        write_text(path, self.to_yaml())
+
+    def to_yaml(self) -> str:
         values = {"model": self.model.to_dict(), "train": self.train.to_dict(), "data": self.data}
-        write_text(path, yaml.safe_dump(values, sort_keys=False))
+        return yaml.safe_dump(values, sort_keys=False)
 
     @classmethod
     def load(cls, path: Path) -> RunConfig:
@@ -83,7 +93,7 @@ class RunDirectory:
         self.path = path
         self.config_file = path / "config.yaml"
         self.checkpoints = path / "checkpoints"
-        self._files: dict[str, TextIO] = {}
+        self._files: dict[str, FileIO] = {}
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = open(path / ".lock", "a+")  # noqa: SIM115 -- held for as long as the run is
@@ -111,9 +121,10 @@ class RunDirectory:
     def log(self, name: str, record: dict[str, Any]) -> None:
         """Append one line to `metrics.jsonl` or `timing.jsonl`."""
         if name not in self._files:
-            self._files[name] = open(self.path / f"{name}.jsonl", "a", encoding="utf-8")  # noqa: SIM115
-        self._files[name].write(json.dumps(record) + "\n")
-        self._files[name].flush()
+            self._files[name] = open(self.path / f"{name}.jsonl", "ab", buffering=0)  # noqa: SIM115
+        line = json.dumps(record).encode() + b"\n"
+        if self._files[name].write(line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path / f"{name}.jsonl"))
 
     def rewind(self, step: int) -> None:
         """Forget what was logged after `step`: those steps are about to be repeated."""
@@ -123,9 +134,47 @@ class RunDirectory:
                 kept = [line for line in complete_lines(path) if json.loads(line)["step"] <= step]
                 write_text(path, "".join(kept))
 
+        path = self.path / "samples.txt"
+        if path.exists():
+            parts = re.split(r"^(?==== step \d+$)", path.read_bytes().decode("utf-8"), flags=re.MULTILINE)
+            kept = [part for part in parts if part and int(part.split(maxsplit=3)[2]) <= step]
+            write_text(path, "".join(kept))
+
     def sample(self, step: int, text: str) -> None:
-        with open(self.path / "samples.txt", "a", encoding="utf-8") as file:
+        with open(self.path / "samples.txt", "a", encoding="utf-8", newline="") as file:
             file.write(f"=== step {step}\n{text}\n\n")
+
+    def fault(self, step: int, record: dict[str, Any]) -> Path:
+        """Keep what is known of a step that was refused."""
+        path = self.path / "faults" / f"step-{step:08d}.json"
+        path.parent.mkdir(exist_ok=True)
+        write_text(path, json.dumps({"step": step, **record}, indent=1) + "\n")
+        return path
+
+    def write(self, name: str, text: str) -> None:
+        write_text(self.path / name, text)
+
+
+class Onlooker(RunDirectory):
+    """The run directory for all processes but the one that writes it: nothing is opened, nothing written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.checkpoints = path / "checkpoints"
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def log(self, name: str, record: dict[str, Any]) -> None: ...
+
+    def rewind(self, step: int) -> None: ...
+
+    def sample(self, step: int, text: str) -> None: ...
+
+    def fault(self, step: int, record: dict[str, Any]) -> Path:
+        return self.path / "faults"
+
+    def write(self, name: str, text: str) -> None: ...
 
 
 def read_log(run: Path, name: str = "metrics") -> list[dict[str, Any]]:
@@ -151,13 +200,6 @@ def complete_lines(path: Path) -> list[str]:
     """All lines but a last one that a crash cut short."""
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return lines if not lines or lines[-1].endswith("\n") else lines[:-1]
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step: a reader sees the old content or the new, never a part."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

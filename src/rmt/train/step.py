@@ -1,7 +1,8 @@
 """One optimizer step: forward and backward over micro-batches, clipping, learning rate, update.
 
 `Stepper` is the trainer's engine and knows nothing of data sets, files or progress bars, so that the same code runs on
-any batch: the trainer's, a test's, or the authors' golden ones.
+any batch: the trainer's, a test's, or the authors' golden ones. With several processes each is given its own part of
+the batch; losses and gradient norms are those of the whole.
 """
 
 import contextlib
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from rmt.config import TrainConfig
 from rmt.model import LanguageModel
+from rmt.train.distributed import ALONE, World, communicating, distribute
+from rmt.train.faults import Guard
 from rmt.train.optimizer import build_optimizer, clip_gradients, schedule, set_learning_rate
 
 
@@ -23,28 +26,35 @@ class StepResult:
     ce: float
     grad_norm: float
     lr: float
-    updated: bool
+    refused: str | None = None  # why the weights were not changed (see `rmt.train.faults`)
 
     @property
-    def finite(self) -> bool:
-        return all(value - value == 0 for value in (self.loss, self.grad_norm))
+    def updated(self) -> bool:
+        return self.refused is None
 
 
 class Stepper:
     """Holds a model with its optimizer and advances both, one batch at a time."""
 
-    def __init__(self, model: LanguageModel, train: TrainConfig, steps: int) -> None:
+    def __init__(self, model: LanguageModel, train: TrainConfig, steps: int, world: World = ALONE) -> None:
         self.model = model
         self.train = train
         self.steps = steps
+        self.world = world
+        self.guard = Guard(train.spike)
+        self.shared = distribute(model, train.parallel, world)  # may replace parameters, so the optimizer comes after
         self.optimizer = build_optimizer(model, train)
-        self.forward = torch.compile(model) if train.compile else model
+        self.forward = torch.compile(self.shared) if train.compile else self.shared
         self.device = next(model.parameters()).device
         model.recompute = train.recompute
-        model.set_ops(train.ops)
+        # A compiler makes its own fast operations out of the plain ones, and cannot look into ours.
+        model.set_ops("plain" if train.compile and train.ops == "auto" else train.ops)
 
     def step(self, index: int, ids: Tensor, targets: Tensor, documents: Tensor | None = None) -> StepResult:
-        """Step number `index` (from 0) on a batch [B, T]. A non-finite loss or gradient changes no weight."""
+        """Step number `index` (from 0) on this process's rows [B, T] of the batch.
+
+        A non-finite loss or gradient changes no weight.
+        """
         train = self.train
         rows = ids.shape[0]
         micro = min(train.micro_batch or rows, rows)
@@ -52,23 +62,24 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         for start in range(0, rows, micro):
             part = slice(start, start + micro)
-            with autocast(self.device, train.precision):
-                output = self.forward(
-                    self._move(ids[part]),
-                    targets=self._move(targets[part]),
-                    document_ids=None if documents is None else self._move(documents[part]),
-                )
             share = ids[part].shape[0] / rows
-            (output.loss * share).backward()
+            with communicating(self.shared, last=start + micro >= rows):
+                with autocast(self.device, train.precision):
+                    output = self.forward(
+                        self._move(ids[part]),
+                        targets=self._move(targets[part]),
+                        document_ids=None if documents is None else self._move(documents[part]),
+                    )
+                (output.loss * share).backward()
             sums += torch.stack((output.loss.detach(), output.ce)).double().cpu() * share
-        norm = clip_gradients(self.model.parameters(), train.clip)
+        loss, ce = (self.world.sum(sums) / self.world.size).tolist()
+        norm = clip_gradients(self.model.parameters(), train.clip).item()
         share = schedule(index, self.steps, train.warmup, train.final_lr)
         set_learning_rate(self.optimizer, share)
-        result = StepResult(sums[0].item(), sums[1].item(), norm.item(), train.lr * share, True)
-        if not result.finite:
-            return StepResult(result.loss, result.ce, result.grad_norm, result.lr, False)
-        self.optimizer.step()
-        return result
+        refused = self.guard.judge(loss, norm)
+        if refused is None:
+            self.optimizer.step()
+        return StepResult(loss, ce, norm, train.lr * share, refused)
 
     def _move(self, tensor: Tensor) -> Tensor:
         if self.device.type == "cuda":

@@ -31,6 +31,7 @@ from rmt.config import Norm, Ops
 from rmt.ops.choice import choose
 from rmt.ops.norm import normalise
 from rmt.ops.once import once_differentiable
+from rmt.ops.pieces import Like, join, same_memory
 
 
 class Norming(NamedTuple):
@@ -98,9 +99,9 @@ def write_read(
             raise RuntimeError("the ops changed to 'plain' in the middle of a pass: choose them before it.")
         X, y = definition(state, d, write_KR, gain, norm, read_PK)
         return X, y.split(pieces, dim=-2)
-    backend = importlib.import_module(f"rmt.ops.boundary.{chosen}")
-    kind = stream_dtype(write_KR.dtype)
     K, V = write_KR.shape[0], d.shape[-1]
+    kind = stream_dtype(write_KR.dtype)
+    backend = find_backend(chosen, K, V, kind)
     if isinstance(state, State):
         buffer, link, start = state.open(), state.link, None
     else:
@@ -132,6 +133,15 @@ def write_read(
         reader = _Reader(backend, weights[1].detach(), norm, weights[2].detach(), dtype)
         new = State(buffer, buffer.position, link, lead, reader)
     return new, tuple(piece.view(*lead, *piece.shape[1:]) for piece in read)
+
+
+def find_backend(chosen: Ops, key_dim: int, value_dim: int, kind: torch.dtype) -> Any:
+    """The module that computes; the portable one for what a faster one does not take."""
+    if chosen != "portable":
+        backend = importlib.import_module(f"rmt.ops.boundary.{chosen}")
+        if backend.takes(key_dim, value_dim, kind):
+            return backend
+    return importlib.import_module("rmt.ops.boundary.portable")
 
 
 @dataclass
@@ -268,7 +278,7 @@ class _WriteRead(torch.autograd.Function):
             buffer.G_NKV = grad_copy.clone() if buffer.G_NKV is None else buffer.G_NKV + grad_copy
         fresh = buffer.G_NKV is None
         G_NKV = torch.empty_like(buffer.X_NKV) if buffer.G_NKV is None else buffer.G_NKV
-        dy_NPV = join(grad_pieces, step.pieces, d_NRV, step.dtype)
+        dy_NPV = join(grad_pieces, step.pieces, Like(len(d_NRV), d_NRV.shape[2], step.dtype, d_NRV.device))
         grads = step.backend.backward(
             buffer.X_NKV,
             G_NKV,
@@ -286,27 +296,3 @@ class _WriteRead(torch.autograd.Function):
         link = torch.empty(0, device=d_NRV.device)
         wants_start = ctx.needs_input_grad[2]
         return None, link, G_NKV if wants_start else None, *grads
-
-
-def join(pieces: tuple[Tensor | None, ...], sizes: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
-    """The gradients of the pieces as one tensor [N, P, V]: a view where they already lie side by side, else a copy."""
-    N, V = like.shape[0], like.shape[2]
-    first = pieces[0]
-    if first is not None and first.stride()[1:] == (V, 1):
-        place = first.data_ptr()
-        adjacent = True
-        for piece, size in zip(pieces, sizes, strict=True):
-            adjacent = adjacent and piece is not None and piece.data_ptr() == place and piece.stride() == first.stride()
-            adjacent = adjacent and piece is not None and same_memory(piece, first)
-            place += size * V * first.element_size()
-        if adjacent:
-            return first.as_strided((N, sum(sizes), V), first.stride())
-    filled = [
-        torch.zeros(N, size, V, dtype=dtype, device=like.device) if piece is None else piece
-        for piece, size in zip(pieces, sizes, strict=True)
-    ]
-    return torch.cat(filled, dim=1)
-
-
-def same_memory(a: Tensor, b: Tensor) -> bool:
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

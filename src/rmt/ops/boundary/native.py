@@ -1,4 +1,4 @@
-"""The boundary in C++ (native/boundary.cpp): float32 on the CPU. Same two functions as `portable`. Axes: see the package."""
+"""The boundary in C++ (native/boundary.cpp): float32 on the CPU. See `portable` for what its functions do."""
 
 import functools
 from ctypes import c_float, c_int, c_long, c_void_p
@@ -14,19 +14,18 @@ if TYPE_CHECKING:
 
 Stats = tuple[Tensor, Tensor]
 
-DIMENSIONS = [c_long] * 5 + [c_int, c_float]
+DIMENSIONS: list[Any] = [c_long] * 5 + [c_int, c_float]
 
 
 @functools.cache
 def library() -> Any:
     found = build.library()
-    data = [c_void_p, c_long]
-    found.rmt_boundary_forward.argtypes = [*DIMENSIONS, c_void_p, c_int, *data, *[c_void_p] * 6, c_int]
+    data: list[Any] = [c_void_p, c_long]
+    pointers: list[Any] = [c_void_p] * 6
+    found.rmt_boundary_forward.argtypes = [*DIMENSIONS, c_void_p, c_int, *data, *pointers, c_int]
     found.rmt_boundary_forward.restype = None
-    found.rmt_boundary_backward.argtypes = [
-        *DIMENSIONS,
-        *(c_void_p, c_void_p, c_int, c_int, *data, *[c_void_p] * 5, *data, *[c_void_p] * 4, c_int),
-    ]
+    kinds = [c_void_p, c_void_p, c_int, c_int, *data, *pointers[:5], *data, *pointers[:4], c_int]
+    found.rmt_boundary_backward.argtypes = [*DIMENSIONS, *kinds]
     found.rmt_boundary_backward.restype = None
     return found
 
@@ -102,6 +101,10 @@ def backward(
         threads(X_NKV, write_KR, read_PK),
     )
     return dd_NRV.to(d_NRV.dtype), dwrite_KR, dgain_KV, dread_PK
+
+
+def takes(key_dim: int, value_dim: int, kind: torch.dtype) -> bool:
+    return kind == torch.float32
 
 
 def dimensions(X_NKV: Tensor, write_KR: Tensor, norm: "Norming", read_PK: Tensor) -> tuple:

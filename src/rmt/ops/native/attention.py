@@ -84,9 +84,10 @@ class _Attention(torch.autograd.Function):
 @functools.cache
 def library() -> Any:
     found = build.library()
-    shared = [c_long] * 5 + [c_float, c_void_p, c_void_p]
-    found.rmt_attention_forward.argtypes = [*shared, *[c_void_p] * 6, c_int]
-    found.rmt_attention_backward.argtypes = [*shared, *[c_void_p] * 10, c_int]
+    shared: list[Any] = [c_long] * 5 + [c_float, c_void_p, c_void_p]
+    pointers: list[Any] = [c_void_p] * 10
+    found.rmt_attention_forward.argtypes = [*shared, *pointers[:6], c_int]
+    found.rmt_attention_backward.argtypes = [*shared, *pointers, c_int]
     found.rmt_attention_forward.restype = found.rmt_attention_backward.restype = None
     return found
 

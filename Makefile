@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# The demo needs less: without a full set-up it gets by with the package and its corpus.
+DEMO_READY := $(if $(wildcard $(READY)),$(READY),.venv/.ready-demo)
 
 .PHONY: help setup test quick lint demo clean
 
@@ -19,6 +21,11 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(READY)
 
+.venv/.ready-demo: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[demo]"
+	touch $@
+
 test: $(READY)
 	$(BIN)/pytest -m "" --numprocesses 2 --dist worksteal
 
@@ -30,7 +37,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	$(BIN)/rmt demo
 
 clean:

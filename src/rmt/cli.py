@@ -24,6 +24,7 @@ COMMANDS = {
     "export": "a run as a folder for transformers: safetensors, tokenizer, model card",
     "import": "an exported folder, or the authors' parameters, as a run",
     "count": "parameters, FLOPs and memory of a model, exact and by the paper's formulas",
+    "bench": "speed and memory side by side, as ratios measured in one run",
     "moments": "how variance moves through storage and retrieval: theory, measurement, paper",
 }
 

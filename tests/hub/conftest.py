@@ -11,7 +11,7 @@ from rmt.hub.export import export
 from rmt.hub.folder import load_model
 from rmt.train.loop import train
 
-WORDS = "the stream of a token is read and written by every layer through keys that point to values".split()
+TEXT = "the stream of a token is read and written by every layer through keys that point to values"
 
 
 def small(**changes) -> ModelConfig:
@@ -25,7 +25,7 @@ def tiny_run(tmp_path_factory) -> Path:
     folder, rng = tmp_path_factory.mktemp("tiny"), random.Random(0)
     (folder / "text").mkdir()
     for index in range(30):
-        text = " ".join(rng.choice(WORDS) for _ in range(200)) + ".\n"
+        text = " ".join(rng.choice(TEXT.split()) for _ in range(200)) + ".\n"
         (folder / "text" / f"{index:03d}.txt").write_text(text, encoding="utf-8")
     prepare([folder / "text"], "train:300", folder / "tokens", dev=0.2, workers=1)
     settings = TrainConfig(

@@ -5,10 +5,10 @@ import sys
 
 import pytest
 import torch
-from hub.conftest import small
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 import rmt
+from hub.conftest import small
 from rmt.errors import InputError
 from rmt.hub.configuration import RMTConfig
 from rmt.hub.folder import load_model
@@ -185,7 +185,6 @@ def test_what_is_not_supported_says_so_in_one_line(model, ids):
         RMTConfig(stream="matrx")
 
 
-@pytest.mark.slow
 def test_the_text_generation_pipeline_runs_on_single_prompts_and_batches(exported, model):
     from transformers import pipeline
 
@@ -197,8 +196,8 @@ def test_the_text_generation_pipeline_runs_on_single_prompts_and_batches(exporte
     assert both[0][0]["generated_text"] == alone
 
 
-@pytest.mark.slow
 def test_the_trainer_fine_tunes_an_exported_model_and_the_loss_falls(exported, tmp_path):
+    pytest.importorskip("accelerate")
     from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)

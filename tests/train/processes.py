@@ -240,7 +240,8 @@ def count_messages(path: str) -> None:
     """Append, for every optimizer step, how often each kind of message was sent between the processes."""
     import torch.distributed as dist
 
-    kinds = ("all_gather_into_tensor", "reduce_scatter_tensor")
+    names = ("all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single")
+    kinds = [name for name in names if hasattr(dist, name)]  # the last ones since torch 2.13
     counts = dict.fromkeys(kinds, 0)
 
     def counted(kind: str) -> Any:

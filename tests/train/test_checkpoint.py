@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_runs import assert_same_run, small_model, small_train
 
-from conftest import assert_same_run, small_model, small_train
 from rmt.cli import main
 from rmt.train import checkpoint
 from rmt.train.loop import train

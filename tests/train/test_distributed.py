@@ -9,8 +9,8 @@ import time
 
 import psutil
 import pytest
+from small_runs import assert_same_run, command, small_model, small_train
 
-from conftest import assert_same_run, command, small_model, small_train
 from rmt.streams import STREAMS
 from rmt.train import checkpoint
 from rmt.train.run import read_log
@@ -48,7 +48,9 @@ def test_accumulation_sends_gradients_and_gathers_weights_once_per_step(processe
     whole, parts = ((tmp_path / f"count-{size}-0").read_text() for size in (4, 1))
     assert whole == parts
     groups = small_model().layers + 2  # embedding, layers, unembedding
-    assert json.loads(whole.splitlines()[-1]) == {"all_gather_into_tensor": groups, "reduce_scatter_tensor": groups}
+    counts = json.loads(whole.splitlines()[-1])
+    assert sum(count for kind, count in counts.items() if kind.startswith("all_gather")) == groups
+    assert sum(count for kind, count in counts.items() if kind.startswith("reduce_scatter")) == groups
 
 
 def test_a_signal_to_one_process_stops_both_after_the_same_step(processes, dataset, tmp_path):

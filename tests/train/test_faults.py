@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
+from small_runs import assert_same_run, command, small_model, small_train, write_corpus
 
-from conftest import assert_same_run, command, small_model, small_train, write_corpus
 from rmt.config import TrainConfig
 from rmt.data import Order, TokenDataset, prepare
 from rmt.errors import InputError, RunFailed

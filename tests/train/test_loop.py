@@ -4,8 +4,8 @@ import json
 
 import pytest
 import yaml
+from small_runs import small_model, small_train, write_corpus
 
-from conftest import small_model, small_train, write_corpus
 from rmt.cli import main
 from rmt.data import TokenDataset, prepare
 from rmt.errors import InputError

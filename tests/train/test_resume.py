@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from small_runs import assert_same_run, command, small_model, small_train
 
-from conftest import assert_same_run, command, small_model, small_train
 from rmt.train import checkpoint
 from rmt.train.loop import train
 from rmt.train.run import read_log

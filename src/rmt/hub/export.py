@@ -70,7 +70,7 @@ def adapter(loaded: Loaded) -> RMTForCausalLM:
     """The model as transformers sees it, with the tokens of its tokenizer."""
     tokens = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), loaded.eot)
     model = RMTForCausalLM.from_language_model(loaded.model, **tokens)
-    model.generation_config = GenerationConfig(**tokens, max_length=loaded.model.config.context)
+    model.generation_config = GenerationConfig(**tokens)
     return model
 
 

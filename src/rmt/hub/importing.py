@@ -19,6 +19,7 @@ from rmt.hub.export import check_is_free
 from rmt.hub.folder import RECORD, Loaded, check_vocabulary, load_model
 from rmt.hub.reference import from_reference
 from rmt.train import checkpoint
+from rmt.train.faults import Guard
 from rmt.train.run import RunConfig, write_text
 
 
@@ -81,6 +82,9 @@ def write_run(loaded: Loaded, out: Path) -> Path:
         "tokens": record.get("tokens") or 0,
         "dev_ce": record.get("dev_ce"),
         "best_dev_ce": record.get("dev_ce"),
+        "best": True,
+        "evaluation_due": False,
+        "guard": Guard().state(),
         "fingerprint": fingerprint,
         "model": model.config.to_dict(),
         "train": train.to_dict(),

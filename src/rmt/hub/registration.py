@@ -28,6 +28,9 @@ def add_models(auto: Any) -> None:
 
     auto.AutoModel.register(RMTConfig, RMTModel, exist_ok=True)
     auto.AutoModelForCausalLM.register(RMTConfig, RMTForCausalLM, exist_ok=True)
+    # `transformers serve` looks the architecture of a config.json up by its name in the package itself.
+    for model in (RMTModel, RMTForCausalLM):
+        setattr(sys.modules["transformers"], model.__name__, model)
 
 
 TOLD: dict[str, Callable[[Any], None]] = {CONFIGURATIONS: add_configuration, MODELS: add_models}

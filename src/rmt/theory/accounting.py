@@ -7,7 +7,9 @@ the full context, as the paper does, although half of it is masked.
 
 Memory is that of float32 with the default operations, in which a matrix stream is one buffer that all layers change in
 place. Weights, gradients, optimizer state and the key/value cache are exact; activations are what autograd keeps for
-the backward pass, without temporaries and the allocator's overhead, so take the total as an estimate.
+the backward pass, without temporaries and the allocator's overhead, so take the total as an estimate. Not all parts
+are there at once: a step drops its activations as it gains its gradients, and `Memory.peak` is the most at one moment
+(`rmt bench --what memory` measures it).
 
 A stream says what its boundaries cost in `Stream.cost` (and `Stream.feed_forward_cost` if it brings its own
 feed-forward core, and `Stream.saved` for the activations); everything else is shared and counted here.
@@ -99,6 +101,7 @@ class Memory:
     Args:
         training: weights, gradients, AdamW's two moments, activations and loss, for one forward and backward pass over
             `batch` full contexts. The part `activations` is missing where the stream does not say what it keeps.
+        peak: the most of it that is held at one moment of such a step, if gradients are not accumulated over several.
         inference: weights, key/value cache and stream state for decoding `batch` sequences of a full context.
         kv_cache_per_token: the cache of one token.
         batch: sequences.
@@ -106,6 +109,7 @@ class Memory:
     """
 
     training: Total
+    peak: int
     inference: Total
     kv_cache_per_token: int
     batch: int
@@ -114,6 +118,7 @@ class Memory:
     def to_dict(self) -> dict[str, Any]:
         return {
             "training": self.training.to_dict(),
+            "peak": self.peak,
             "inference": self.inference.to_dict(),
             "kv_cache_per_token": self.kv_cache_per_token,
             "batch": self.batch,
@@ -243,7 +248,22 @@ def count_memory(config: ModelConfig, params: int, saved: list[int], batch: int,
     inference = Total(
         weights=FLOAT * params, kv_cache=kv_per_token * tokens, stream_state=FLOAT * batch * config.stream_size
     )
-    return Memory(Total(**training), inference, kv_per_token, batch, recompute)
+    return Memory(Total(**training), peak_bytes(config, training, tokens), inference, kv_per_token, batch, recompute)
+
+
+def peak_bytes(config: ModelConfig, training: dict[str, int], tokens: int) -> int:
+    """The backward pass drops activations and makes gradients layer by layer, so the most is held at one of its ends.
+
+    At its beginning, all activations and the gradient of the unembedding, once from the loss and once scaled; at its
+    end, all gradients, the activations of the first layer and, of a matrix stream, the memory and its gradient.
+    """
+    activations = training.get("activations", 0)
+    table = FLOAT * config.vocab_size * config.model_dim
+    first_layer = FLOAT * tokens * (attention_saved(config) + feed_forward_saved(config, "none"))
+    buffers = 2 * FLOAT * tokens * config.stream_size if config.stream == "matrix" else 0
+    beginning = activations + max(2 * table, training["loss"])
+    end = training["gradients"] + min(activations, first_layer + buffers)
+    return training["weights"] + training["optimizer"] + max(beginning, end)
 
 
 def activation_bytes(config: ModelConfig, saved: list[int], batch: int, recompute: Recompute) -> int:

@@ -20,6 +20,7 @@ import json
 import os
 import random
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -81,6 +82,13 @@ def random_states(model: nn.Module) -> dict[str, Tensor]:
     return states
 
 
+def set_random_state(kind: str, value: Tensor, model: nn.Module) -> None:
+    if kind == "cpu":
+        torch.set_rng_state(value)
+    else:
+        torch.cuda.set_rng_state(value, next(model.parameters()).device)
+
+
 def numpy_state() -> list:
     name, keys, *rest = np.random.get_state(legacy=True)
     return [name, np.asarray(keys).tolist(), *rest]
@@ -125,7 +133,7 @@ def restore(
         for kind, value in random_states(model).items():
             if f"rng/{kind}" in held:
                 world.fill(value, moments.get(f"rng/{kind}"))
-                torch.set_rng_state(value) if kind == "cpu" else torch.cuda.set_rng_state(value)
+                set_random_state(kind, value, model)
     version, internal, gauss = state["rng"]["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, *rest = state["rng"]["numpy"]
@@ -305,6 +313,8 @@ class Saver:
 
 
 def lower_priority() -> None:
-    """Let training go before this thread where they compete for a core (Linux; elsewhere nothing happens)."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+    """Let training go before this thread where they compete for a core (on Linux, where threads have priorities)."""
+    if sys.platform == "linux":
+        thread = threading.get_native_id()
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + 5))

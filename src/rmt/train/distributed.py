@@ -17,6 +17,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ from torch import Tensor, nn
 from rmt.errors import InputError, RunFailed
 
 T = TypeVar("T")
+JOIN_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
@@ -128,12 +131,43 @@ def joined(device: torch.device) -> Iterator[tuple[World, torch.device]]:
     world = World(int(os.environ["RANK"]), size, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
     already = dist.is_initialized()
     if not already:
+        store = fresh_store(next(dist.rendezvous("env://", world.rank, size))[0], world)
         # CPU tensors, such as the agreement on signals, travel by gloo also between GPUs.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=world.rank, world_size=size)
     with explained_connection():
         yield world, device
     if not already:  # not after a failure: the others may be gone, and the process ends anyway
         dist.destroy_process_group()
+
+
+def fresh_store(store: dist.Store, world: World) -> dist.Store:
+    """A part of torchrun's key-value store that no earlier attempt has written to.
+
+    torchrun keeps the store when it starts the processes again, and they would look for each other at the addresses of
+    the dead (https://github.com/pytorch/pytorch/issues/135712). So each draws a number; process 0 answers with the
+    numbers it has seen and its own, which is the name of this attempt; who finds itself seen confirms under that name.
+    """
+    number = secrets.token_hex(8)
+    deadline = time.monotonic() + JOIN_SECONDS
+    if not world.first:
+        store.set(f"rmt/number/{world.rank}", number)
+    while True:
+        if world.first:
+            others = [str(rank) for rank in range(1, world.size)]
+            arrived = [rank for rank in others if store.check([f"rmt/number/{rank}"])]
+            seen = {rank: store.get(f"rmt/number/{rank}").decode() for rank in arrived}
+            store.set("rmt/answer", json.dumps({"attempt": number, "seen": seen}))
+            if all(store.check([f"rmt/{number}/{rank}"]) for rank in others):
+                return dist.PrefixStore(f"rmt/{number}", store)
+        elif store.check(["rmt/answer"]):
+            answer = json.loads(store.get("rmt/answer"))
+            if answer["seen"].get(str(world.rank)) == number:
+                store.set(f"rmt/{answer['attempt']}/{world.rank}", "here")
+                return dist.PrefixStore(f"rmt/{answer['attempt']}", store)
+        if time.monotonic() > deadline:
+            raise RunFailed(f"the {world.size} processes of this run did not find each other: were all started?")
+        time.sleep(0.05)
 
 
 @contextlib.contextmanager

@@ -11,8 +11,8 @@ from rmt.config import ModelConfig, TrainConfig
 from rmt.data import TokenDataset
 from rmt.model import build
 from rmt.theory.accounting import count
-from rmt.train.loop import check_fit, find_device
 from rmt.train.peak import matmul_peak, wait
+from rmt.train.start import check_fit, find_device
 from rmt.train.step import Stepper
 
 TIMED_STEPS = 3

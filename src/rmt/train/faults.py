@@ -53,7 +53,8 @@ class Guard:
         return {"losses": self.losses, "norms": self.norms, "in_a_row": self.in_a_row}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.losses, self.norms, self.in_a_row = state["losses"], state["norms"], state["in_a_row"]
+        self.losses, self.norms = state.get("losses", []), state.get("norms", [])
+        self.in_a_row = state.get("in_a_row", 0)
 
 
 def stands_out(value: float, before: list[float], deviations: float) -> bool:

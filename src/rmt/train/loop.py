@@ -12,9 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +32,7 @@ from rmt.train.interrupt import Interrupt
 from rmt.train.log import Mirror
 from rmt.train.peak import matmul_peak
 from rmt.train.run import Onlooker, RunConfig, RunDirectory, environment, read_log
+from rmt.train.start import check_fit, check_resumable, deterministic, find_device, full_disk_explained
 from rmt.train.step import Stepper, StepResult
 from rmt.train.view import SilentView, Status, View
 
@@ -83,74 +82,10 @@ def train(
         check_fit(model_config, train_config, dataset, world)
         run = world.first_does(lambda: RunDirectory(Path(out))) or Onlooker(Path(out))
         with run, full_disk_explained(run.path):
-            world.first_does(lambda: check_resumable(run, config, resume or world.restarts > 0))
+            again = resume or world.largest(world.restarts) > 0  # each node's torchrun counts for itself
+            world.first_does(lambda: check_resumable(run, config, again))
             shown = view if view is not None and world.first else SilentView()
             return Trainer(config, dataset, run, where, shown, interrupt, world).run_all()
-
-
-@contextlib.contextmanager
-def full_disk_explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        what = f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}"
-        raise RunFailed(
-            f"the run in {path} cannot go on: {what}. Its checkpoints are safe: mend this, then go on with --resume."
-        ) from error
-
-
-def check_fit(model: ModelConfig, train: TrainConfig, dataset: TokenDataset, world: World = ALONE) -> None:
-    if dataset.vocab_size > model.vocab_size:
-        raise InputError(
-            f"the data has a vocabulary of {dataset.vocab_size}, the model of {model.vocab_size}: "
-            f"set model.vocab_size to {dataset.vocab_size}, or prepare the data with a smaller tokenizer."
-        )
-    dataset.windows("train", model.context)  # refuses a corpus shorter than one window
-    steps = train.total_steps(model.context)
-    if train.stop_at is not None and train.stop_at > steps:
-        raise InputError(f"train.stop_at = {train.stop_at} lies behind the last step, {steps}: make it smaller.")
-    if train.batch_size % world.size:
-        raise InputError(f"train.batch_size = {train.batch_size} cannot be divided among {world.size} processes.")
-
-
-def check_resumable(run: RunDirectory, config: RunConfig, resume: bool) -> None:
-    if not run.config_file.exists():
-        if checkpoint.listing(run.checkpoints):
-            raise InputError(f"{run.path} has checkpoints but no config.yaml: put it back, or choose another --out.")
-        return
-    if not resume:
-        raise InputError(f"{run.path} holds a run already: add --resume to go on with it, or choose another --out.")
-    differences = config.differences(RunConfig.load(run.config_file))
-    if differences:
-        raise InputError(
-            f"{run.path} was started with other settings ({'; '.join(differences)}): "
-            "resume with the same, or start a new run."
-        )
-
-
-def find_device(device: str | torch.device | None) -> torch.device:
-    if device is not None:
-        return torch.device(device)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-@contextlib.contextmanager
-def deterministic(train: TrainConfig) -> Iterator[None]:
-    """Same inputs, same bits, where the configuration asks for it; the former settings come back afterwards."""
-    before = torch.get_deterministic_debug_mode()
-    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    if train.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        if train.compile:
-            torch.use_deterministic_algorithms(True)  # tells the compiler too, and imports it: seconds
-        else:
-            torch.set_deterministic_debug_mode("error")
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(before)
-        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
 
 
 class Trainer:
@@ -210,10 +145,10 @@ class Trainer:
             state = checkpoint.restore(snapshot, self.model, self.stepper.optimizer, self.world)
             self.step = self.saved = state["step"]
             self.best_dev_ce, self.dev_ce = state["best_dev_ce"], state["dev_ce"]
-            self.evaluation_due = state["evaluation_due"]
-            self.stepper.guard.restore(state["guard"])
+            self.evaluation_due = state.get("evaluation_due", False)  # an imported model was never interrupted
+            self.stepper.guard.restore(state.get("guard", {}))
             if self.world.first:  # a kill may have come between the checkpoint and its pointers
-                self.saver.mark(self.step, state["best"])
+                self.saver.mark(self.step, state.get("best", False))
         else:
             checkpoint.seed_everything(self.train.seed)
         self.directory.rewind(self.step)
@@ -396,8 +331,8 @@ class Trainer:
         with gathered(self.model):
             if self.world.first:
                 prompt = torch.tensor([[self.dataset.eot]], device=self.device)
-                settings = {"temperature": 0.8, "top_k": 50, "stop": self.dataset.eot, "seed": self.train.seed}
-                ids = sample(self.model, prompt, SAMPLE_TOKENS, **settings)
+                eot, seed = self.dataset.eot, self.train.seed
+                ids = sample(self.model, prompt, SAMPLE_TOKENS, temperature=0.8, top_k=50, stop=eot, seed=seed)
                 self.directory.sample(self.step, self.dataset.tokenizer().decode(ids[0, 1:].tolist()))
 
     def finish(self) -> Result:

@@ -127,7 +127,10 @@ class RunDirectory:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path / f"{name}.jsonl"))
 
     def rewind(self, step: int) -> None:
-        """Forget what was logged after `step`: those steps are about to be repeated."""
+        """Forget what was logged after `step`, since those steps will be repeated, and what a kill left behind."""
+        for name in ("config.yaml", "environment.json", "metrics.jsonl", "timing.jsonl", "samples.txt"):
+            for left in self.path.glob(f".{name}-*"):
+                left.unlink()
         for name in ("metrics", "timing"):
             path = self.path / f"{name}.jsonl"
             if path.exists():

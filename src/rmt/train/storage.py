@@ -40,7 +40,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> str:
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
-    contents = (memoryview(tensors[name].reshape(-1).view(torch.uint8).numpy()) for name in names)
+    contents = (tensors[name].reshape(-1).view(torch.uint8).numpy().data for name in names)
     return write_bytes(path, len(text).to_bytes(8, "little"), text, *contents)
 
 

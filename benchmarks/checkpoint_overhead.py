@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 import rmt
-from harness import Sample, measure, median
+from rmt.bench.harness import Sample, measure, seconds_of
 from rmt.train import checkpoint
 from rmt.train.step import Stepper
 
@@ -57,12 +57,12 @@ def overhead(preset: str, batch: int | None, rounds: int, folder: Path) -> dict:
         names = list(functions) if turn % 2 else list(reversed(functions))
         for name in names:
             began = time.process_time()
-            sample = measure(functions[name], cpu=False)
+            sample = measure(functions[name])
             saver.wait()
             if turn:  # the first round warms up
                 samples[name].append(sample)
                 processor[name].append(time.process_time() - began)
-    seconds = {name: median(found) for name, found in samples.items()}
+    seconds = {name: seconds_of(found).median for name, found in samples.items()}
     ratios = [b.seconds / a.seconds for a, b in zip(*samples.values(), strict=True)]
     plain, saving = (statistics.median(found) for found in processor.values())
     newest = checkpoint.listing(folder)[-1]

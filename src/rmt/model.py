@@ -285,7 +285,7 @@ class LanguageModel(nn.Module):
             )
         if cache is not None and length > cache.capacity:
             raise InputError(f"the cache holds {cache.capacity} tokens, {length} are needed: make a larger one.")
-        # On an accelerator this would wait for the device at every step, and it would break a compiled graph; the trainer
+        # On an accelerator this would wait for the device at every step, and it breaks a compiled graph; the trainer
         # checks the vocabulary once.
         if ids_BT.device.type == "cpu" and ids_BT.numel() and not torch.compiler.is_compiling():
             largest, smallest = int(ids_BT.max()), int(ids_BT.min())

@@ -93,8 +93,8 @@ def both_routes(loaded, raw: Path, folder: Path) -> None:
 
     ours = score(loaded.model, text_sequences(loaded, read_texts(raw, "wikitext")), batch=32)
     theirs = run_tasks(loaded, ["wikitext"], local=folder, batch=32)["wikitext"]
-    assert ours.word_perplexity == pytest.approx(theirs["word_perplexity"], rel=1e-3)
-    assert ours.bits_per_byte == pytest.approx(theirs["bits_per_byte"], rel=1e-3)
+    assert ours.word_perplexity == pytest.approx(theirs["word_perplexity"], rel=1e-4)
+    assert ours.bits_per_byte == pytest.approx(theirs["bits_per_byte"], rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ def test_the_score_is_the_sum_of_log_probabilities(loaded, window, stride):
     expected = 0.0
     for place in range(1, len(tokens)):  # predict each token by itself
         window_index = max(0, math.ceil((place - context) / stride))
-        before = torch.from_numpy(tokens[window_index * stride : place])[None]
+        start = max(0, min(window_index * stride + context, len(tokens) - 1) - context)
+        before = torch.from_numpy(tokens[start:place])[None]
         assert before.shape[1] <= context
         expected -= loaded.model(before).logits[0, -1].log_softmax(-1)[tokens[place]].item()
     assert found.nll == pytest.approx(expected, rel=1e-5)

@@ -127,7 +127,7 @@ def start_two(processes, folder, *commands, second):
 @pytest.mark.slow
 def test_torchrun_saves_on_sigterm_and_restarts_by_itself_when_a_process_is_killed(processes, dataset, tmp_path):
     run, whole = tmp_path / "run", tmp_path / "whole"
-    settings = small_train(steps=300, eval_every=100, checkpoint_every=10, keep=3, **SETTINGS)
+    settings = small_train(steps=200, eval_every=50, checkpoint_every=10, keep=3, **SETTINGS)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
@@ -144,7 +144,7 @@ def test_torchrun_saves_on_sigterm_and_restarts_by_itself_when_a_process_is_kill
     first.send_signal(signal.SIGTERM)
     assert first.wait(timeout=240) != 0
     reached = checkpoint.newest(run / "checkpoints")[0].step
-    assert reached == [record["step"] for record in read_log(run) if "ce" in record][-1] < 300
+    assert reached == [record["step"] for record in read_log(run) if "ce" in record][-1] < 200
     second = start("--resume")
     wait_for(lambda: read_log(run)[-1]["step"] > reached + 15, second, text)
     workers = psutil.Process(second.pid).children()

@@ -59,7 +59,8 @@ def test_sigterm_in_every_phase_saves_and_the_resumed_run_is_the_same(processes,
 def test_sigterm_while_torch_compiles_saves_after_that_step(processes, dataset, tmp_path):
     where = {"where": "torch._inductor.compile_fx:compile_fx"}
     settings = small_train(steps=3, compile=True, deterministic=False, **QUIET)
-    job = processes.start(tmp_path, command(tmp_path / "run", dataset, settings, "vector"), signals=[where])
+    train = command(tmp_path / "run", dataset, settings, "vector", "--model.layers", "1")
+    job = processes.start(tmp_path, train, signals=[where])
     assert job.wait(500) == 128 + signal.SIGTERM, job.text()
     assert last_step(tmp_path / "run") == 1
 

@@ -28,10 +28,10 @@ def check(case: Case) -> dict[str, float]:
     if "stock" in case.rows:
         found["stock"] = stock_difference(small.replace(stream="vector", inverse_layer_scaling=False, z_loss=0.0))
     found["decode"] = max(decode_difference(config) for config in (small, small.replace(stream="vector")))
-    for row, size in found.items():
+    for name, size in found.items():
         if not size < TOLERANCE:
             raise RunFailed(
-                f"bench: {row} differs from its definition by {size:.1e} (relative; {TOLERANCE:g} is allowed): "
+                f"bench: {name} differs from its definition by {size:.1e} (relative; {TOLERANCE:g} is allowed): "
                 "nothing was timed, because a speed-up with wrong numbers is none."
             )
     return found

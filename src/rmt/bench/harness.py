@@ -59,9 +59,7 @@ class Timing:
     gemm: list[float]
 
     def seconds(self, name: str) -> Spread:
-        own = self.samples[name]
-        quiet = [sample.seconds for sample in own if sample.quiet]
-        return Spread.of(quiet if len(quiet) >= FEWEST_QUIET else [sample.seconds for sample in own])
+        return seconds_of(self.samples[name])
 
     def ratio(self, name: str, base: str) -> Spread:
         """time(name) / time(base), within rounds in which both were undisturbed if there are enough of them."""
@@ -108,7 +106,13 @@ def interleave(
     return Timing(samples, gemm)
 
 
-def measure(function: Callable[[], object], clock: Clock) -> Sample:
+def seconds_of(samples: Sequence[Sample]) -> Spread:
+    """Of the quiet samples, if there are enough of them."""
+    quiet = [sample.seconds for sample in samples if sample.quiet]
+    return Spread.of(quiet if len(quiet) >= FEWEST_QUIET else [sample.seconds for sample in samples])
+
+
+def measure(function: Callable[[], object], clock: Clock = "wall") -> Sample:
     read = time.process_time if clock == "cpu" else time.perf_counter
     all_before, own_before, wall_before, before = busy(), time.process_time(), time.perf_counter(), read()
     function()

@@ -64,7 +64,7 @@ def named(row: str, recompute: Recompute) -> str:
 
 def measure(case: Case, threads: int, say: Callable[[str], object] = lambda text: None) -> dict[str, Any]:
     """Bytes of each row: measured and, where the accounting describes it, predicted."""
-    rows = {}
+    rows: dict[str, dict[str, float]] = {}
     for name, job in jobs(case).items():
         say(f"memory: {name}")
         config = ModelConfig.from_dict(job.config)

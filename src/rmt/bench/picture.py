@@ -20,7 +20,7 @@ COLOURS = {
     "optimizer": VERMILION,
     "other": GREY,
 }
-LABELS = {"gemm": "matrix products", "boundary": "matrix stream (boundary)"}
+LABELS = {"gemm": "matrix products", "boundary": "matrix stream", "loss": "loss (ours: with logits)"}
 
 
 def read_result(path: Path) -> dict[str, Any]:

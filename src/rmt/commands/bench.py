@@ -1,6 +1,7 @@
 """`rmt bench`: speed and memory side by side, as ratios measured in one run."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def parser() -> ArgumentParser:
 
 
 def run(args: Any) -> int:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # read when torch is loaded: its profiler is talkative
     from rmt.bench.picture import draw, read_result
     from rmt.bench.table import show
 

@@ -140,12 +140,15 @@ def dataset_sequence(loaded: Loaded, data: str | Path, split: str, documents: in
 
 
 def spans(tokens: int, context: int, window: Window, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Windows as (first input, end, first target that it scores) over `tokens` predictions."""
+    """Windows as (first input, end, first target that it scores) over `tokens` predictions.
+
+    The last one is moved back to be as long as the others, as the harness does it.
+    """
     step = context if window == "full" else stride
     scored = start = 0
     while scored < tokens:
         end = min(start + context, tokens)
-        yield start, end, scored
+        yield max(0, end - context), end, scored
         scored, start = end, start + step
 
 

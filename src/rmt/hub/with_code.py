@@ -32,7 +32,9 @@ def write_code(folder: Path) -> list[Path]:
     for module in modules:
         text = rewrite(source(module))
         if module == MODELING:
-            text = add_manifest(text.replace('OPS: Ops = "auto"', 'OPS: Ops = "portable"'), modules)
+            text = text.replace('OPS: Ops = "auto"', 'OPS: Ops = "portable"')
+        if module in FILES:
+            text = add_manifest(text, modules)
         written.append(folder / f"{flat(module)}.py")
         written[-1].write_text(text, encoding="utf-8")
     config.write_text(json.dumps(values | {"auto_map": AUTO_MAP}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -109,6 +111,6 @@ def relative(node: ast.ImportFrom) -> list[str]:
 
 
 def add_manifest(text: str, modules: list[str]) -> str:
-    """Name every file, so that transformers, which follows `from .file import`, copies them all."""
-    lines = [f"    from .{flat(module)} import *" for module in modules if module != MODELING]
+    """Name every file, so that transformers copies them all: it follows `from .file import`, early 5.x one step."""
+    lines = [f"    from .{flat(module)} import *" for module in modules if module not in FILES]
     return "\n".join([text.rstrip(), "", "if False:  # transformers copies the files named here", *lines, ""])

@@ -17,7 +17,7 @@ class EvalLoss(NamedTuple):
     tokens: int
 
 
-class Stopped(Exception):  # noqa: N818 -- not an error
+class Stopped(Exception):
     """The evaluation was asked to stop before its end."""
 
 

@@ -168,6 +168,7 @@ def memory_tables(models: list[Count], names: list[str]) -> list[Table]:
         [int(model.memory.training) for model in models],
         mebibytes,
     )
+    training.add_row("most at one moment", *(mebibytes(model.memory.peak) for model in models))
     inference = new_table(f"decoding memory, MiB (float32, {sequences})", names)
     add_parts(
         inference,

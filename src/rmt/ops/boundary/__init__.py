@@ -18,6 +18,7 @@ Axes: N tokens (all leading axes), R vectors written, P vectors read, K key_dim,
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -111,7 +112,8 @@ def write_read(
             X_NKV.copy_(start.detach())
         buffer, link = Buffer(X_NKV), torch.empty(0, device=d.device)
     gain_KV = torch.ones(V, dtype=kind, device=d.device) if gain is None else gain
-    gain_KV = gain_KV.to(kind).expand(K, V).contiguous()
+    if gain_KV.shape != (K, V) or gain_KV.dtype != kind:  # decoding has no time for operations that do nothing
+        gain_KV = gain_KV.to(kind).expand(K, V).contiguous()
     dtype = read_dtype(d)
     step = _Step(backend, buffer, buffer.position, state is None, norm, pieces, dtype, as_tensor)
     weights = write_KR.to(kind).contiguous(), gain_KV, read_PK.to(kind).contiguous()
@@ -124,7 +126,7 @@ def write_read(
     else:
         _, y_NPV = step.forward(d_NRV, *weights)
         X_copy = buffer.X_NKV.clone() if as_tensor else None
-        read = list(y_NPV.split(pieces, dim=1))
+        read = [y_NPV] if len(pieces) == 1 else list(y_NPV.split(pieces, dim=1))
     lead = d.shape[:-2]
     new: State | Tensor
     if as_tensor:
@@ -135,6 +137,7 @@ def write_read(
     return new, tuple(piece.view(*lead, *piece.shape[1:]) for piece in read)
 
 
+@functools.cache
 def find_backend(chosen: Ops, key_dim: int, value_dim: int, kind: torch.dtype) -> Any:
     """The module that computes; the portable one for what a faster one does not take."""
     if chosen != "portable":
@@ -242,7 +245,8 @@ class _Step:
     ) -> tuple[tuple[Tensor, Tensor], Tensor]:
         """Write and read; returns the norm's mean and 1 / deviation per token, and y_NPV."""
         X_NKV = self.buffer.X_NKV
-        y_NPV = torch.empty(len(X_NKV), len(read_PK), X_NKV.shape[2], dtype=self.dtype, device=X_NKV.device)
+        shape = X_NKV.shape[0], read_PK.shape[0], X_NKV.shape[2]
+        y_NPV = torch.empty(shape, dtype=self.dtype, device=X_NKV.device)
         stats = self.backend.forward(X_NKV, self.first, d_NRV, write_KR, gain_KV, self.norm, read_PK, y_NPV)
         self.buffer.position = self.position + 1
         return stats, y_NPV

@@ -42,7 +42,8 @@ def forward(
 ) -> Stats:
     d_NRV = token_major(d_NRV)
     y = y_NPV if y_NPV.dtype == torch.float32 else torch.empty(y_NPV.shape)
-    mean_N, rstd_N = torch.empty(len(X_NKV)), torch.empty(len(X_NKV))
+    tokens = X_NKV.shape[0]
+    mean_N, rstd_N = torch.empty(tokens), torch.empty(tokens)
     library().rmt_boundary_forward(
         *dimensions(X_NKV, write_KR, norm, read_PK),
         X_NKV.data_ptr(),
@@ -118,7 +119,7 @@ def threads(X_NKV: Tensor, write_KR: Tensor, read_PK: Tensor) -> int:
 
 def token_major(x_NRV: Tensor) -> Tensor:
     """float32 with each token's vectors in one piece; tokens may lie apart."""
-    x_NRV = x_NRV.float()
+    x_NRV = x_NRV if x_NRV.dtype == torch.float32 else x_NRV.float()
     R, V = x_NRV.shape[1:]
     dense = (x_NRV.stride(2) == 1 or V == 1) and (x_NRV.stride(1) == V or R == 1)
     return x_NRV if dense else x_NRV.contiguous()

@@ -5,12 +5,13 @@ READY := .venv/.ready
 # The demo needs less: without a full set-up it gets by with the package and its corpus.
 DEMO_READY := $(if $(wildcard $(READY)),$(READY),.venv/.ready-demo)
 
-.PHONY: help setup test quick lint demo clean
+.PHONY: help setup test test-oldest quick lint demo clean
 
 help:
 	@echo "make setup   a .venv with everything installed"
 	@echo "make test    all tests (fast, slow, distributed)"
 	@echo "make quick   the fast tests"
+	@echo "make test-oldest   the tests of the transformers classes with the oldest transformers that is supported"
 	@echo "make lint    ruff and mypy"
 	@echo "make demo    train a mirrored RMT / transformer pair, about five minutes; writes demo/report.html"
 
@@ -29,6 +30,18 @@ $(READY): pyproject.toml constraints.txt
 test: $(READY)
 	$(BIN)/pytest -m "" --numprocesses 2 --dist worksteal
 
+# A second environment over the first, in which the oldest supported transformers stands before the pinned one.
+.venv-oldest/.ready: $(READY) oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install --quiet --no-deps --requirement oldest.txt
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" \
+	  > $$(.venv-oldest/bin/python -c "import site; print(site.getsitepackages()[0])")/pinned.pth
+	touch $@
+
+test-oldest: .venv-oldest/.ready
+	.venv-oldest/bin/python -c "import transformers; print('transformers', transformers.__version__)"
+	PYTHONPATH=src .venv-oldest/bin/python -m pytest tests/hub
+
 quick: $(READY)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
@@ -41,4 +54,4 @@ demo: $(DEMO_READY)
 	$(BIN)/rmt demo
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -56,16 +56,18 @@ def run(
         "loss": loss.functions,
         "keydim": step.wider_functions,
     }
+    # Each part says how it was measured, so that parts of several runs can be put together.
+    how = {"rounds": rounds, "threads": torch.get_num_threads(), "clock": clock, "started": about["started"]}
     for part in PARTS:
         if part not in parts:
             continue
         if part == "memory":
-            result[part] = memory.measure(case, torch.get_num_threads(), say)
+            result[part] = memory.measure(case, torch.get_num_threads(), say) | {"how": how}
             continue
         functions = timed[part](case)
         timing = interleave(functions, rounds, clock, lambda text, part=part: say(f"{part}: {text}"))  # type: ignore[misc]
         bases = (str(case.config.key_dim),) if part == "keydim" else BASES
-        result[part] = timing.to_dict(bases)
+        result[part] = timing.to_dict(bases) | {"how": how}
         if part == "step":
             needed = {row: flops_of(case, row) for row in functions}
             shares = {row: timing.share_of_peak(row, flops).to_dict() for row, flops in needed.items()}

@@ -18,7 +18,7 @@ Axes: B batch, T tokens, H query heads, G key/value heads, V head_dim, D model_d
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -60,10 +60,10 @@ def sites(layers: int) -> list[Site]:
 
 
 class Boundary(Described):
-    """Writes `data` to the stream, then reads for the next core. `state` is None at the first boundary."""
+    """Writes `data` to the stream, then reads for the next core: `state, x = boundary(state, data)`.
 
-    def forward(self, state: Any, data: Any) -> tuple[Any, Any]:
-        raise NotImplementedError
+    `state` is None at the first boundary. Sub-classes define `forward`.
+    """
 
 
 class Stream(ABC):

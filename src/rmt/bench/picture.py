@@ -35,11 +35,18 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
+def scaled(seconds: dict[str, float], row: dict[str, Any]) -> dict[str, float]:
+    """The shares of one profiled step, of the row's median time: a single step may have been disturbed."""
+    factor = row["seconds"]["median"] / sum(seconds.values())
+    return {kind: factor * value for kind, value in seconds.items()}
+
+
 def draw(result: dict[str, Any], path: Path) -> list[Path]:
     """Draw the profiles of the step to `path` (PNG, and SVG beside it)."""
     profiles = result.get("step", {}).get("profile")
     if not profiles:
         raise InputError("bench: this result has no profile of a step: measure with `--what step`.")
+    profiles = {row: scaled(seconds, result["step"]["rows"][row]) for row, seconds in profiles.items()}
     with styled():
         figure, (axes,) = new_figure(size=(8.6, 0.75 * len(profiles) + 1.9))
         rows = list(reversed(profiles))

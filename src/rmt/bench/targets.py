@@ -54,6 +54,10 @@ def ratio(part: str, row: str, base: str) -> Callable[[Result], float | None]:
     return lambda result: result[part]["rows"][row]["ratios"][base]["median"]
 
 
+def medium_step(result: Result) -> float | None:
+    return ratio("step", "native", "stock")(result) if result["shape"]["name"] == "medium" else None
+
+
 def share_of_peak(result: Result) -> float | None:
     return result["step"]["share_of_gemm_peak"]["native"]["median"]
 
@@ -84,7 +88,8 @@ def memory_error(result: Result) -> float | None:
 
 
 def faster_than_the_authors(result: Result) -> float | None:
-    if result["shape"]["name"] != "small" or not result["all_layers"]:  # their figure is that of one model
+    # Their figure is the wall-clock time of one model.
+    if result["shape"]["name"] != "small" or not result["all_layers"] or result["step"]["how"]["clock"] != "wall":
         return None
     return AUTHORS_SECONDS / result["step"]["rows"][ONE_SEQUENCE]["seconds"]["median"]
 
@@ -94,7 +99,7 @@ TARGETS = (
     Target("RMT, native / stock, layers", "stack", "small", 0.70, ratio("stack", "native", "stock")),
     Target("RMT / our own transformer, layers", "stack", "small", 0.76, ratio("stack", "native", "vector")),
     Target("RMT / stock, whole step", "step", "small", 0.76, ratio("step", "native", "stock")),
-    Target("RMT / stock, whole step", "step", "medium", 0.72, ratio("step", "native", "stock")),
+    Target("RMT / stock, whole step", "step", "medium", 0.72, medium_step),
     Target("share of GEMM peak, whole step", "step", "small", 0.85, share_of_peak, "percent", at_least=True),
     Target("step time when key_dim doubles", "keydim", "small", 0.06, wider_step, "more"),
     Target("peak memory when key_dim doubles", "memory", "small", 0.06, wider_memory(2), "more"),

@@ -54,12 +54,13 @@ def run(args: Any) -> int:
 
     target = check_writable(args.json)
     result = read_result(Path(args.source)) if args.source else measure(args)
+    if target is not None:  # first of all: it took long to measure
+        target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if args.json == "-":
         print_json(result)
     else:
         show(result, console)
     if target is not None:
-        target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         console.print(f"wrote {target}", markup=False, soft_wrap=True)
     for path in draw(result, Path(args.figure)) if args.figure else []:
         Console(stderr=True).print(f"wrote {path}", markup=False, soft_wrap=True, highlight=False)

@@ -64,6 +64,11 @@ def test_mhc_follows_its_equations():
         for _ in range(20):
             mix = mix / mix.sum(2, keepdim=True)
             mix = mix / mix.sum(1, keepdim=True)
+        for one in mix:  # the rounding, in place
+            for row in one:
+                row *= min(1.0, 1 / row.sum().item())
+            row_lack, column_lack = 1 - one.sum(1), 1 - one.sum(0)
+            one += torch.outer(row_lack, column_lack) / row_lack.sum()
         return read, mix, write
 
     naive.assert_equal(naive.logits_of(model), run(parts, coefficients))
@@ -98,18 +103,13 @@ def test_the_residual_vectors_do_not_stay_equal(stream):
     assert spread[0] < 1e-5 < spread[-1]
 
 
-def test_sinkhorn_gives_rows_and_columns_that_sum_to_one():
-    mixed = sinkhorn(torch.randn(1000, 4, 4) / 2)
+@pytest.mark.parametrize("size", [0.5, 5.0, 300.0])
+def test_sinkhorn_gives_rows_and_columns_that_sum_to_one(size):
+    mixed = sinkhorn(torch.randn(1000, 4, 4) * size)
     assert mixed.dtype == torch.float32
-    assert (mixed > 0).all()
+    assert (mixed >= 0).all()
     for axis in (-1, -2):
         torch.testing.assert_close(mixed.sum(axis), torch.ones(1000, 4), rtol=0, atol=1e-5)
-
-
-def test_sinkhorn_gives_columns_that_sum_to_one_also_where_twenty_steps_do_not_suffice():
-    mixed = sinkhorn(torch.randn(1000, 4, 4) * 5)
-    torch.testing.assert_close(mixed.sum(-2), torch.ones(1000, 4), rtol=0, atol=1e-5)
-    assert (mixed.sum(-1) - 1).abs().max() > 1e-3
 
 
 def test_sinkhorn_stays_finite_where_exponentials_would_not():
@@ -179,8 +179,9 @@ def test_mhc_trains_200_steps_at_a_high_learning_rate_with_finite_gradients():
         optimizer.step()
     assert losses[-1] < losses[0] / 2
     for mix_BTNN in residual_mixing(model, ids):
-        sums = mix_BTNN.sum(-2)
-        torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-5)
+        for axis in (-1, -2):
+            sums = mix_BTNN.sum(axis)
+            torch.testing.assert_close(sums, torch.ones_like(sums), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("stream", "low", "high"), [("hyper", 576, 576), ("mhc", 1_760_000, 1_790_000)])

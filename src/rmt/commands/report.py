@@ -14,6 +14,7 @@ become one curve with its spread.
 
   rmt report runs/rmt runs/transformer
   rmt report runs/sweep --out sweep.html --figures figures
+  rmt report runs/sweep --compact results/sweep          also keep the runs, a few kilobytes each, to commit
 """
 
 MOST_COLUMNS = 4
@@ -26,6 +27,7 @@ def parser() -> ArgumentParser:
     parser.add_argument("--out", type=str, default="report.html", help="the page")
     parser.add_argument("--title", type=str, default=None, help="its heading (default: the runs' names)")
     parser.add_argument("--figures", type=str, default=None, metavar="DIR", help="also write the curves as PNG and SVG")
+    parser.add_argument("--compact", type=str, default=None, metavar="DIR", help="also copy the runs without weights")
     parser.add_argument("--json", action="store_true", help="print the table as JSON")
     return parser
 
@@ -37,6 +39,11 @@ def run(args: Any) -> None:
     title = args.title or " and ".join(dict.fromkeys(Path(path).resolve().name for path in args.runs))
     figures = Path(args.figures) if args.figures else None
     publish(paths, Path(args.out), title, figures=figures, as_json=args.json)
+    if args.compact:
+        from rmt.report.compact import compact
+
+        for path in args.runs:
+            compact(Path(path), Path(args.compact) if len(args.runs) == 1 else Path(args.compact) / Path(path).name)
 
 
 def publish(runs: list[Path], page: Path, title: str, *, figures: Path | None, as_json: bool) -> None:

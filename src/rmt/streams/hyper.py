@@ -128,14 +128,19 @@ class ManifoldConnections(Connections):
 
 
 def sinkhorn(logits_NN: Tensor, steps: int = SINKHORN_STEPS) -> Tensor:
-    """A nearly doubly stochastic matrix from exp(logits): rows, then columns, made to sum to one, `steps` times.
+    """A doubly stochastic matrix from exp(logits): rows, then columns, made to sum to one, `steps` times, then rounded.
 
-    Columns come last, because A_r^T S weighs the residual vectors by columns: those weights sum to exactly one, while
-    the rows do so as far as the steps have converged.
+    The steps converge slowly where logits are large. The rounding ends that: rows that are too large are scaled down,
+    and what rows and columns then lack is added as an outer product, so that all of them sum to one.
     """
     for _ in range(steps):
         logits_NN = torch.log_softmax(torch.log_softmax(logits_NN, dim=-1), dim=-2)
-    return logits_NN.exp()
+    mix_NN = logits_NN.exp()
+    mix_NN = mix_NN / mix_NN.sum(dim=-1, keepdim=True).clamp(min=1)
+    row_N1 = (1 - mix_NN.sum(dim=-1, keepdim=True)).clamp(min=0)
+    column_1N = (1 - mix_NN.sum(dim=-2, keepdim=True)).clamp(min=0)
+    lack_11 = row_N1.sum(dim=-2, keepdim=True).clamp(min=torch.finfo(mix_NN.dtype).tiny ** 0.5)
+    return mix_NN + row_N1 * (column_1N / lack_11)
 
 
 class HyperBoundary(VectorBoundary):

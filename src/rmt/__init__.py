@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rmt.streams.matrix import MatrixNorm, Retrieve, Store
     from rmt.theory.accounting import count
     from rmt.theory.moments import moments
+    from rmt.wires.table import wiring
 
 _HOME = {
     "ModelConfig": "rmt.config",
@@ -46,6 +47,7 @@ _HOME = {
     "MatrixNorm": "rmt.streams.matrix",
     "count": "rmt.theory.accounting",
     "moments": "rmt.theory.moments",
+    "wiring": "rmt.wires.table",
 }
 
 _ROOMS = ("data", "evaluate", "experiments", "hub", "report", "train")
@@ -71,6 +73,7 @@ __all__ = [
     "preset",
     "presets",
     "recipe",
+    "wiring",
 ]
 
 

@@ -8,6 +8,7 @@ the compact runs, the searches and the step times beside this file, so the page 
 
 from __future__ import annotations
 
+import functools
 import json
 import string
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from rmt.experiments.sweep import Row, counted, read_row
 from rmt.report.runs import find_runs
 from rmt.report.style import new_figure, savefig, stream_colour, stream_name, styled
 from rmt.report.sweeps import residual_size_figure, scaling_laws_figure
-from rmt.report.tuning import coordinates_figure, importance_figure, slices_figure, transfer_figure
+from rmt.report.tuning import coordinates_figure, slices_figure, transfer_figure
 from rmt.train.run import RunConfig
 
 HERE = Path(__file__).parent
@@ -156,33 +157,114 @@ def pair_statement() -> str:
 # --- the size of the stream -------------------------------------------------------------------------------------------
 
 
-def sizes_table() -> str:
-    return markdown(residual_size.readable(residual_size.analyse(rows_of("residual_size"))))
-
-
-def sizes_statement() -> str:
-    return residual_size.analyse(rows_of("residual_size"))["statement"]
+@functools.cache
+def sizes() -> dict[str, Any]:
+    return residual_size.analyse(rows_of("residual_size"))
 
 
 def sizes_figure() -> str:
-    residual_size_figure(residual_size.analyse(rows_of("residual_size")), IMAGES / "results_residual_size")
+    residual_size_figure(sizes(), IMAGES / "results_residual_size")
     return "![Dev loss against the size of the residual stream](images/results_residual_size.png)"
+
+
+def steps_table() -> str:
+    """From each size to the next, seed by seed."""
+    return markdown(
+        [
+            {
+                "key_dim": f"{item['from']} to {item['to']}",
+                "change of the loss": f"{item['change']:+.4f}",
+                "95 % interval": f"{item['interval'][0]:+.4f} to {item['interval'][1]:+.4f}",
+            }
+            for item in sizes()["neighbours"]
+        ]
+    )
 
 
 # --- the ladder -------------------------------------------------------------------------------------------------------
 
 
-def ladder_table() -> str:
-    return markdown(scaling_laws.readable(scaling_laws.analyse(rows_of("scaling_laws"))))
-
-
-def ladder_statement() -> str:
-    return scaling_laws.analyse(rows_of("scaling_laws"))["statement"]
+@functools.cache
+def ladder() -> dict[str, Any]:
+    return scaling_laws.analyse(rows_of("scaling_laws"))
 
 
 def ladder_figure() -> str:
-    scaling_laws_figure(scaling_laws.analyse(rows_of("scaling_laws")), IMAGES / "results_scaling_laws")
+    scaling_laws_figure(ladder(), IMAGES / "results_scaling_laws")
     return "![Dev loss against FLOPs and parameters](images/results_scaling_laws.png)"
+
+
+# --- muTransfer -------------------------------------------------------------------------------------------------------
+
+
+def searches_table() -> str:
+    """The best trial of each search, and how the others did."""
+    table = []
+    for stream in ("matrix", "vector"):
+        found = load(f"tune/{stream}.json")
+        finished = [trial["loss"] for trial in found["trials"] if trial["state"] == "finished"]
+        best = found["best"]
+        names = {name: f"{best[name]:.3g}" for name in ("lr", "alpha_in", "alpha_attn", "alpha_out", "sigma")}
+        table.append(
+            {"stream": stream_name(stream), "trials": str(len(found["trials"])), "best dev loss": f"{best['loss']:.4f}"}
+            | {"median": f"{np.median(finished):.4f}"}
+            | names
+        )
+    return markdown(table)
+
+
+def importances_table() -> str:
+    shares = {stream: load(f"tune/{stream}.json")["importances"] for stream in ("matrix", "vector")}
+    return markdown(
+        [
+            {"stream": stream_name(stream)} | {name: f"{found[name]:.2f}" for name in sorted(shares["vector"])}
+            for stream, found in shares.items()
+        ]
+    )
+
+
+def slices() -> str:
+    lines = []
+    for stream in ("matrix", "vector"):
+        found = load(f"tune/{stream}.json")
+        space = {name: tuple(bounds) for name, bounds in found["asked"]["space"].items()}
+        slices_figure(found["trials"], space, stream, IMAGES / f"results_slices_{stream}")
+        lines.append(f"![Trials of the {stream_name(stream)}](images/results_slices_{stream}.png)")
+    return "\n\n".join(lines)
+
+
+def transfer_table() -> str:
+    table = []
+    for curve in load("tune/transfer.json")["curves"]:
+        cells = {"stream": stream_name(curve["stream"]), "init": curve["init"], "width": f"x {curve['width']}"}
+        cells |= {f"lr {lr}": f"{np.mean(found):.4f}" for lr, found in curve["losses"].items()}
+        table.append(cells | {"best lr": f"{curve['best_lr']:g}"})
+    return markdown(table)
+
+
+def transfer_picture() -> str:
+    transfer_figure(load("tune/transfer.json")["curves"], IMAGES / "results_transfer")
+    return "![Loss against learning rate at several widths](images/results_transfer.png)"
+
+
+def coordinates_table() -> str:
+    """Slopes of the change of each quantity against width, under muP and without."""
+    table: dict[tuple[str, str], dict[str, str]] = {}
+    for row in load("tune/coordinates.json")["rows"]:
+        line = table.setdefault((row["stream"], row["quantity"]), {"stream": stream_name(row["stream"])})
+        line["quantity"] = row["quantity"]
+        for moment in ("end", "change"):
+            slope = row[f"{moment}_slope"]
+            what = {"end": "after the steps", "change": "change"}[moment]
+            init = {"mup": "muP", "lecun": "standard"}[row["init"]]
+            line[f"{init}: {what}"] = "–" if slope is None else f"{slope:+.2f}"
+    return markdown(list(table.values()))
+
+
+def coordinates_picture() -> str:
+    found = load("tune/coordinates.json")
+    coordinates_figure(found["rows"], found["steps"], IMAGES / "results_coordinates")
+    return "![Sizes inside the model against width](images/results_coordinates.png)"
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -190,12 +272,22 @@ PARTS: dict[str, Callable[[], str]] = {
     "streams_table": streams_table,
     "streams_figure": streams_figure,
     "learning_rates": learning_rates,
-    "sizes_table": sizes_table,
-    "sizes_statement": sizes_statement,
+    "sizes_table": lambda: markdown(residual_size.readable(sizes())),
+    "sizes_steps": steps_table,
+    "sizes_statement": lambda: sizes()["statement"],
     "sizes_figure": sizes_figure,
-    "ladder_table": ladder_table,
-    "ladder_statement": ladder_statement,
+    "ladder_table": lambda: markdown(scaling_laws.readable(ladder())),
+    "ladder_savings": lambda: markdown(scaling_laws.readable_savings(ladder())),
+    "ladder_laws": lambda: markdown(scaling_laws.readable_laws(ladder())),
+    "ladder_statement": lambda: ladder()["statement"],
     "ladder_figure": ladder_figure,
+    "searches_table": searches_table,
+    "importances_table": importances_table,
+    "slices": slices,
+    "transfer_table": transfer_table,
+    "transfer_figure": transfer_picture,
+    "coordinates_table": coordinates_table,
+    "coordinates_figure": coordinates_picture,
 }
 
 

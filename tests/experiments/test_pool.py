@@ -1,4 +1,4 @@
-"""Several pools share the same jobs: each run is done once, by whoever claims it, and a dead one's run is taken over."""
+"""Several pools share the same jobs: each run is done once, by whoever claims it; a dead one's run is taken over."""
 
 import os
 import signal
@@ -23,22 +23,29 @@ def config(model, train, dataset):
     return RunConfig(model, train, {"path": str(dataset), "fingerprint": ""})
 
 
+def is_free(path):
+    claim = Claim(path)
+    answer = claim.take()
+    claim.close()
+    return answer
+
+
 def test_a_claim_lasts_as_long_as_the_process_that_inherits_it(tmp_path):
     claim = Claim(tmp_path)
     assert claim.take()
-    assert not Claim(tmp_path).take()
+    assert not is_free(tmp_path)
     process = subprocess.Popen(["sleep", "60"], pass_fds=[claim.file.fileno()])
     claim.close()  # the pool is gone, its run is not
-    assert not Claim(tmp_path).take()
+    assert not is_free(tmp_path)
     process.kill()
     process.wait()
-    assert Claim(tmp_path).take()
+    assert is_free(tmp_path)
 
 
 def test_a_run_that_is_being_written_by_hand_is_left_alone(tmp_path):
     with RunDirectory(tmp_path):
-        assert not Claim(tmp_path).take()
-    assert Claim(tmp_path).take()
+        assert not is_free(tmp_path)
+    assert is_free(tmp_path)
 
 
 def test_a_folder_with_another_run_is_refused_and_not_taken_for_a_result(config, tmp_path):
@@ -66,15 +73,13 @@ def test_without_gpus_the_cores_are_shared_out(monkeypatch):
     assert "CUDA_VISIBLE_DEVICES" not in slots(2)[0].environment()
 
 
-SWEEP = "sweep residual-size --workers 1 --key-dims 2,4 --model.layers 1 --model.heads 2 --model.head_dim 8".split()
-SWEEP += (
-    "--model.ff_dim 16 --model.vocab_size 512 --model.context 16 --train.batch_size 2 --train.sample_every 0".split()
-)
-SWEEP += "--train.eval_tokens 64 --train.eval_every 1000 --train.tensorboard false --train.checkpoint_every 5".split()
+SWEEP = """sweep residual-size --workers 1 --key-dims 2,4 --model.layers 1 --model.heads 2 --model.head_dim 8
+--model.ff_dim 16 --model.vocab_size 512 --model.context 16 --train.batch_size 2 --train.sample_every 0
+--train.eval_tokens 64 --train.eval_every 1000 --train.tensorboard false --train.checkpoint_every 5"""
 
 
 def start(dataset, out, steps, log):
-    command = [sys.executable, "-m", "rmt.cli", *SWEEP, "--data", str(dataset), "--out", str(out)]
+    command = [sys.executable, "-m", "rmt.cli", *SWEEP.split(), "--data", str(dataset), "--out", str(out)]
     with open(log, "w") as file:
         return subprocess.Popen([*command, "--train.steps", str(steps)], stdout=file, stderr=file)
 
@@ -124,7 +129,7 @@ def test_a_command_that_is_asked_to_end_lets_its_run_save(dataset, tmp_path):
     wait_until(lambda: len(read_log(run)) >= 7)
     command.send_signal(signal.SIGTERM)
     assert command.wait(120) == 128 + signal.SIGTERM
-    assert Claim(run).take(), "no process was left behind"
+    assert is_free(run), "no process was left behind"
     last = read_log(run)[-1]["step"]
     assert (run / "checkpoints" / f"step-{last:08d}").is_dir()
 

@@ -87,7 +87,7 @@ def unit(keys_KN: Tensor) -> Tensor:
 
 def effective_rank(keys_KN: Tensor) -> Tensor:
     """exp of the entropy of the squared singular values, as shares of their sum."""
-    energy = torch.linalg.svdvals(keys_KN).square()
+    energy = torch.linalg.eigvalsh(keys_KN @ keys_KN.mT).clamp_min(0)
     share = energy / energy.sum(-1, keepdim=True)
     return torch.exp(torch.special.entr(share).sum(-1))
 
@@ -95,7 +95,8 @@ def effective_rank(keys_KN: Tensor) -> Tensor:
 def interference(keys_KN: Tensor) -> Tensor:
     """Mean squared cosine between different columns of unit length."""
     N = keys_KN.shape[-1]
-    squares = (keys_KN.mT @ keys_KN).square().sum((-2, -1)) - keys_KN.square().sum(-2).square().sum(-1)
+    # The K x K product has the same squared norm as the N x N matrix of all cosines.
+    squares = (keys_KN @ keys_KN.mT).square().sum((-2, -1)) - keys_KN.square().sum(-2).square().sum(-1)
     return squares / max(1, N * (N - 1))
 
 

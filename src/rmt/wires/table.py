@@ -14,7 +14,6 @@ Axes: R reads, W writes, K key_dim, V head_dim; P reads and N writes of, or up t
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -150,15 +149,14 @@ class Wiring:
             write_norm=self.write_norm,
         )
         with open(lines, "w", encoding="utf-8", newline="") as file:
-            table = csv.writer(file)
-            table.writerow(("read", "write", "raw", "normalised", "spread"))
+            file.write("read,write,raw,normalised,spread\n")
             names = [slot.name for slot in self.writes]
             for slot, raw, normalised, spread, seen in zip(
                 self.reads, self.raw, self.normalised, self.spread, self.causal, strict=True
             ):
                 cells = zip(raw.tolist(), normalised.tolist(), spread.tolist(), strict=True)
-                table.writerows(
-                    (slot.name, name, f"{a:.7g}", f"{b:.6f}", f"{c:.6g}")
+                file.writelines(
+                    f"{slot.name},{name},{a:.7g},{b:.6f},{c:.6g}\n"
                     for name, (a, b, c), allowed in zip(names, cells, seen.tolist(), strict=True)
                     if allowed
                 )
@@ -184,15 +182,16 @@ def wiring(model: nn.Module) -> Wiring:
     read_norm = np.zeros(len(reads), dtype=np.float32)
     row = 0
     for site, here in enumerate(keys):
-        rows, columns = slice(row, row + len(here.read_PK)), slice(0, int(seen_RW[row].sum()))
+        write_KN = torch.cat([part.write_KN for part in keys[: site + 1]], dim=1)
+        rows, columns = slice(row, row + len(here.read_PK)), slice(0, write_KN.shape[1])
         if here.gain is not None and here.gain.ndim == 2:
-            c_PNV = couple(keys, site, config.head_dim)
-            mean, deviation = c_PNV.mean(-1), c_PNV.std(-1, correction=0)
+            gain_K = here.gain.mean(-1)
+            mean = here.read_PK * gain_K @ write_KN
+            around_VPN = (here.read_PK * (here.gain.T - gain_K)[:, None]) @ write_KN
+            spread[rows, columns] = around_VPN.square_().mean(0).sqrt_().cpu().numpy()
             length = (here.read_PK**2 @ (here.gain**2).mean(-1)).sqrt()
-            spread[rows, columns] = deviation.cpu().numpy()
         else:
-            mean = here.read_PK @ torch.cat([part.write_KN for part in keys[: site + 1]], dim=1)
-            length = here.read_PK.norm(dim=-1)
+            mean, length = here.read_PK @ write_KN, here.read_PK.norm(dim=-1)
         raw[rows, columns], read_norm[rows] = mean.cpu().numpy(), length.cpu().numpy()
         row = rows.stop
     write_norm = torch.cat([part.write_KN for part in keys], dim=1).norm(dim=0).cpu().numpy().astype(np.float32)

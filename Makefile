@@ -5,7 +5,7 @@ READY := .venv/.ready
 # The demo needs less: without a full set-up it gets by with the package and its corpus.
 DEMO_READY := $(if $(wildcard $(READY)),$(READY),.venv/.ready-demo)
 
-.PHONY: help setup test test-oldest quick lint demo clean
+.PHONY: help setup test test-oldest quick lint results demo clean
 
 help:
 	@echo "make setup   a .venv with everything installed"
@@ -13,6 +13,7 @@ help:
 	@echo "make quick   the fast tests"
 	@echo "make test-oldest   the tests of the transformers classes with the oldest transformers that is supported"
 	@echo "make lint    ruff and mypy"
+	@echo "make results   rebuild docs/results.md from the runs kept in results/"
 	@echo "make demo    train a mirrored RMT / transformer pair, about five minutes; writes demo/report.html"
 
 setup: $(READY)
@@ -49,6 +50,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Tables and figures of docs/results.md, from the runs kept in results/.
+results: $(READY)
+	$(BIN)/python results/build.py
 
 demo: $(DEMO_READY)
 	$(BIN)/rmt demo

@@ -8,6 +8,7 @@ the compact runs, the searches and the step times beside this file, so the page 
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import string
@@ -28,16 +29,26 @@ from rmt.report.tuning import coordinates_figure, slices_figure, transfer_figure
 from rmt.train.run import RunConfig
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "results.md"
-IMAGES = HERE.parent / "docs" / "images"
 Table = list[dict[str, str]]
 
 
 def main() -> None:
-    parts = {name: part() for name, part in PARTS.items()}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--docs", type=Path, default=HERE.parent / "docs", help="folder to write to")
+    build(parser.parse_args().docs)
+
+
+def build(docs: Path) -> None:
+    """Write results.md and images/results_*.png."""
+    parts = {name: part() for name, part in TEXTS.items()}
+    for name, (caption, draw) in FIGURES.items():
+        stem = f"results_{name.removesuffix('_figure')}"
+        draw(docs / "images" / stem)
+        (docs / "images" / f"{stem}.svg").unlink()  # the page shows the PNG; SVGs of many points are large
+        parts[name] = f"![{caption}](images/{stem}.png)"
     text = string.Template((HERE / "page.md").read_text(encoding="utf-8")).substitute(parts)
-    PAGE.write_text(text, encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(HERE.parent)}")
+    (docs / "results.md").write_text(text, encoding="utf-8")
+    print(f"wrote {docs / 'results.md'}")
 
 
 def rows_of(experiment: str) -> list[Row]:
@@ -110,7 +121,7 @@ def streams_table() -> str:
     return markdown(table)
 
 
-def streams_figure() -> str:
+def draw_streams(stem: Path) -> None:
     groups = counted(rows_of("variants"))
     order = sorted(groups, key=lambda name: -np.mean(losses(groups[name])))
     with styled():
@@ -121,8 +132,7 @@ def streams_figure() -> str:
             axes.plot([np.mean(values)], [place], "|", color=stream_colour(name), markersize=18, markeredgewidth=2.5)
         axes.set_yticks(range(len(order)), [stream_name(name) for name in order])
         axes.set_xlabel("dev loss (nats per token)")
-        savefig(figure, IMAGES / "results_streams.png")
-    return "![Dev loss of every stream, a point per seed](images/results_streams.png)"
+        savefig(figure, stem.with_suffix(".png"))
 
 
 def learning_rates() -> str:
@@ -162,11 +172,6 @@ def sizes() -> dict[str, Any]:
     return residual_size.analyse(rows_of("residual_size"))
 
 
-def sizes_figure() -> str:
-    residual_size_figure(sizes(), IMAGES / "results_residual_size")
-    return "![Dev loss against the size of the residual stream](images/results_residual_size.png)"
-
-
 def steps_table() -> str:
     """From each size to the next, seed by seed."""
     return markdown(
@@ -187,11 +192,6 @@ def steps_table() -> str:
 @functools.cache
 def ladder() -> dict[str, Any]:
     return scaling_laws.analyse(rows_of("scaling_laws"))
-
-
-def ladder_figure() -> str:
-    scaling_laws_figure(ladder(), IMAGES / "results_scaling_laws")
-    return "![Dev loss against FLOPs and parameters](images/results_scaling_laws.png)"
 
 
 # --- muTransfer -------------------------------------------------------------------------------------------------------
@@ -223,14 +223,10 @@ def importances_table() -> str:
     )
 
 
-def slices() -> str:
-    lines = []
-    for stream in ("matrix", "vector"):
-        found = load(f"tune/{stream}.json")
-        space = {name: tuple(bounds) for name, bounds in found["asked"]["space"].items()}
-        slices_figure(found["trials"], space, stream, IMAGES / f"results_slices_{stream}")
-        lines.append(f"![Trials of the {stream_name(stream)}](images/results_slices_{stream}.png)")
-    return "\n\n".join(lines)
+def draw_slices(stream: str, stem: Path) -> None:
+    found = load(f"tune/{stream}.json")
+    space = {name: tuple(bounds) for name, bounds in found["asked"]["space"].items()}
+    slices_figure(found["trials"], space, stream, stem)
 
 
 def transfer_table() -> str:
@@ -240,11 +236,6 @@ def transfer_table() -> str:
         cells |= {f"lr {lr}": f"{np.mean(found):.4f}" for lr, found in curve["losses"].items()}
         table.append(cells | {"best lr": f"{curve['best_lr']:g}"})
     return markdown(table)
-
-
-def transfer_picture() -> str:
-    transfer_figure(load("tune/transfer.json")["curves"], IMAGES / "results_transfer")
-    return "![Loss against learning rate at several widths](images/results_transfer.png)"
 
 
 def coordinates_table() -> str:
@@ -261,33 +252,38 @@ def coordinates_table() -> str:
     return markdown(list(table.values()))
 
 
-def coordinates_picture() -> str:
+def draw_coordinates(stem: Path) -> None:
     found = load("tune/coordinates.json")
-    coordinates_figure(found["rows"], found["steps"], IMAGES / "results_coordinates")
-    return "![Sizes inside the model against width](images/results_coordinates.png)"
+    coordinates_figure(found["rows"], found["steps"], stem)
 
 
-PARTS: dict[str, Callable[[], str]] = {
+TEXTS: dict[str, Callable[[], str]] = {
     "pair_statement": pair_statement,
     "streams_table": streams_table,
-    "streams_figure": streams_figure,
     "learning_rates": learning_rates,
     "sizes_table": lambda: markdown(residual_size.readable(sizes())),
     "sizes_steps": steps_table,
     "sizes_statement": lambda: sizes()["statement"],
-    "sizes_figure": sizes_figure,
     "ladder_table": lambda: markdown(scaling_laws.readable(ladder())),
     "ladder_savings": lambda: markdown(scaling_laws.readable_savings(ladder())),
     "ladder_laws": lambda: markdown(scaling_laws.readable_laws(ladder())),
     "ladder_statement": lambda: ladder()["statement"],
-    "ladder_figure": ladder_figure,
     "searches_table": searches_table,
     "importances_table": importances_table,
-    "slices": slices,
     "transfer_table": transfer_table,
-    "transfer_figure": transfer_picture,
     "coordinates_table": coordinates_table,
-    "coordinates_figure": coordinates_picture,
+}
+FIGURES: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "streams_figure": ("Dev loss of every stream, a point per seed", draw_streams),
+    "sizes_figure": ("Dev loss against stream size", lambda stem: residual_size_figure(sizes(), stem)),
+    "ladder_figure": ("Dev loss against FLOPs and parameters", lambda stem: scaling_laws_figure(ladder(), stem)),
+    "slices_matrix_figure": ("Trials of the RMT", functools.partial(draw_slices, "matrix")),
+    "slices_vector_figure": ("Trials of the transformer", functools.partial(draw_slices, "vector")),
+    "transfer_figure": (
+        "Loss against learning rate at two widths",
+        lambda stem: transfer_figure(load("tune/transfer.json")["curves"], stem),
+    ),
+    "coordinates_figure": ("Sizes inside the model against width", draw_coordinates),
 }
 
 

@@ -55,7 +55,7 @@ def test_the_command_writes_its_files_and_prints_what_they_say(run, tmp_path, ca
     first = answer["top"][0]
     assert abs(first["normalised"]) == pytest.approx(np.abs(table.normalised).max())
     names = {path.name for path in (tmp_path / "a").iterdir()}
-    assert names == {"wiring.html", "wiring.png", "wiring.svg", "wiring.npz", "wiring.csv"}
+    assert names == {f"wiring.{kind}" for kind in ("html", "png", "svg", "npz", "csv")} | {"load.png", "load.svg"}
     assert len(answer["load"]) == 5
     start(run, "--out", tmp_path / "a", "--top", 3)
     printed = " ".join(capsys.readouterr().out.split())
@@ -71,6 +71,7 @@ def test_cuts_are_measured_and_reported(run, tmp_path, capsys):
     assert tokens == 128
     assert [effect["edges"] for effect in effects] == [*edges, "all of these"]
     assert f"{effects[0]['change']:+.5f}" in (tmp_path / "wiring.html").read_text()
+    assert (tmp_path / "cuts.png").stat().st_size > 5_000
 
 
 def test_the_page_holds_the_numbers_of_the_model(run, page):

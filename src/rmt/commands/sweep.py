@@ -95,11 +95,12 @@ def residual_size(args: Any) -> None:
 
 def scaling_laws(args: Any) -> None:
     from rmt.experiments import scaling_laws as experiment
+    from rmt.experiments.ladder import about_extended, with_settings
     from rmt.experiments.sweep import run_sweep
 
-    members = experiment.with_settings(ladder_of(args), tuned_of(args), lambda *pair: override(args, *pair))
+    members = with_settings(ladder_of(args), tuned_of(args), lambda *pair: override(args, *pair))
     if args.dry_run:
-        return dry_run(args, members)
+        return dry_run(args, members, about_extended(members))
     effort = effort_of(args)
     rows = run_sweep(members, effort, console)
     result = experiment.analyse(rows, args.scale)
@@ -112,7 +113,7 @@ def ladder_of(args: Any) -> Any:
     """The declared ladder, or the rungs and ratios that were asked for."""
     from dataclasses import replace
 
-    from rmt.experiments.scaling_laws import ladder
+    from rmt.experiments.ladder import ladder
 
     found = ladder(args.scale)
     if ratios := numbers(args.tokens_per_parameter, "--tokens-per-parameter", float):
@@ -192,7 +193,7 @@ def effort_of(args: Any) -> Any:
     )
 
 
-def dry_run(args: Any, members: Any) -> None:
+def dry_run(args: Any, members: Any, note: str = "") -> None:
     from rmt.experiments.pool import cores
     from rmt.experiments.prices import CPU, Machine, prices, readable, summary
 
@@ -203,7 +204,7 @@ def dry_run(args: Any, members: Any) -> None:
     if args.json:
         return print_json(found)
     print_table(readable(found))
-    return console.print(summary(found), soft_wrap=True)
+    return console.print(f"{note} {summary(found)}".strip(), soft_wrap=True)
 
 
 def show(args: Any, result: dict[str, Any], tables: list[list[dict[str, str]]], files: list[Path]) -> None:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 The wiring of a model with a matrix stream: every read (queries, keys and values of each head, feed-forward and
 unembedding slots) against every write before it. In this stream the path from a write to a read is one number, the
-inner product of two keys, so the whole map is exact. Writes a page (wiring.html), a figure (wiring.png, wiring.svg),
-the table (wiring.npz, wiring.csv) and, with --text, what passed over the wires (text.npz).
+inner product of two keys, so the whole map is exact. Writes a page (wiring.html), the table (wiring.npz, wiring.csv),
+figures (wiring, load and, with --data, cuts; as PNG and SVG) and, with --text, what passed on the text (text.npz).
 
   rmt wiring runs/first
   rmt wiring runs/first --text "My fellow citizens of the Senate"     # contributions, logit lens, attribution
@@ -144,10 +144,13 @@ def history(loaded: "Loaded") -> list[tuple[int, list]]:
 
 
 def write(findings: "Findings", out: Path) -> list[Path]:
-    from rmt.wires.figures import draw_map
+    from rmt.wires.figures import draw_effects, draw_load, draw_map
     from rmt.wires.page import write_page
 
     paths = [write_page(findings, out / "wiring.html"), *draw_map(findings, out / "wiring.png")]
+    paths += draw_load(findings, out / "load.png")
+    if findings.ranking or findings.cuts:
+        paths += draw_effects(findings, out / "cuts.png")
     paths += findings.table.save(out)
     if findings.text is not None:
         paths.append(findings.text.save(out / "text.npz"))

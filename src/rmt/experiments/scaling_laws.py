@@ -1,154 +1,30 @@
-"""The paper's section 4.2: a ladder of mirrored pairs, each trained for 20 tokens per non-embedding parameter.
+"""The paper's section 4.2: what came of a ladder of mirrored pairs (`rmt.experiments.ladder`).
 
-A `Ladder` declares rungs (dimensions and batch size), streams, and how many tokens per parameter each model sees. With
-one ratio, size and data grow together, as in the paper; with several (10, 20, 40) the law L(N, D) can tell them apart.
-Each model counts its own parameters, so a transformer sees more tokens than the RMT that mirrors it.
-
-What comes out: losses against FLOPs, tokens, parameters and seconds, fitted laws, and what the RMT saves at equal loss.
+Losses against FLOPs, tokens, parameters and seconds; the laws that fit them (`rmt.experiments.fits`); and what people
+want to know: how much of each the RMT saves at equal loss, with an interval. All from rows of plain data.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rmt.config import PAPER_PRESETS, ModelConfig, MuP, TrainConfig, preset, recipe
-from rmt.errors import InputError
 from rmt.experiments.fits import Law, bootstrap, fit, interval
-from rmt.experiments.match import mirror
-from rmt.experiments.sweep import Member, Row, counted, save_results
+from rmt.experiments.ladder import LONGER, RATIO, STREAMS, ratio_of
+from rmt.experiments.sweep import Row, counted, save_results
 from rmt.experiments.variants import Scale
 from rmt.report.style import stream_name
 from rmt.report.summary import change
-from rmt.theory.accounting import count
 
-STREAMS = ("matrix", "vector")
-NAMES = {"matrix": "rmt", "vector": "transformer"}
-RATIO = 20.0
 #: Final training losses of the paper's eight models.
 PAPER_LOSS = {
     **{"rmt-46m": 3.9664, "rmt-134m": 3.3828, "rmt-206m": 3.2209, "rmt-305m": 2.9997},
     **{"transformer-49m": 4.0904, "transformer-160m": 3.4281, "transformer-260m": 3.2778, "transformer-405m": 3.0278},
 }
-
-
-@dataclass(frozen=True)
-class Rung:
-    """The dimensions of a mirrored pair, and its batch.
-
-    Args:
-        names: of the two models, by stream.
-        is_extended: train the RMT for as many tokens as the transformer, as the paper did with its largest pair; its
-            loss for the laws is read where its own budget was spent.
-    """
-
-    names: dict[str, str]
-    layers: int
-    heads: int
-    head_dim: int
-    key_dim: int
-    batch_size: int
-    is_extended: bool = False
-
-    def model(self, base: ModelConfig, stream: str) -> ModelConfig:
-        changes = {key: getattr(self, key) for key in ("layers", "heads", "head_dim", "key_dim")}
-        return mirror(base.replace(ff_dim=4 * self.heads * self.head_dim, **changes), stream)
-
-
-@dataclass(frozen=True)
-class Ladder:
-    """All runs of the experiment, as one declaration."""
-
-    base: ModelConfig
-    train: TrainConfig
-    rungs: tuple[Rung, ...]
-    ratios: tuple[float, ...] = (RATIO,)
-
-    def members(self) -> list[Member]:
-        """Rung by rung: each stream at each ratio."""
-        found = []
-        for rung in self.rungs:
-            for ratio in self.ratios:
-                tokens = {stream: self.budget(rung, stream, ratio) for stream in STREAMS}
-                if rung.is_extended:
-                    tokens["matrix"] = tokens["vector"]
-                for stream in STREAMS:
-                    train = self.train.replace(steps=None, tokens=tokens[stream], batch_size=rung.batch_size)
-                    name = f"{rung.names[stream]}-x{ratio:g}"
-                    found.append(Member(name, rung.model(self.base, stream), train))
-        return found
-
-    def budget(self, rung: Rung, stream: str, ratio: float) -> int:
-        return math.ceil(ratio * count(rung.model(self.base, stream)).non_embedding_params)
-
-
-def ladder(scale: Scale) -> Ladder:
-    """The paper's eight models, or five small pairs that two cores train in minutes."""
-    if scale == "paper":
-        return Ladder(preset("rmt-134m"), recipe("rmt-134m").replace(tokens=1, micro_batch=16), paper_rungs())
-    shapes = ((1, 2, 8, 8), (2, 2, 8, 8), (2, 3, 12, 16), (3, 3, 12, 16), (4, 3, 12, 16))
-    rungs = tuple(
-        Rung({name: f"{NAMES[name]}-{layers}x{16 * heads}" for name in STREAMS}, layers, heads, 16, key_dim, batch)
-        for layers, heads, key_dim, batch in shapes
-    )
-    return Ladder(preset("rmt-tiny"), recipe("rmt-tiny"), rungs)
-
-
-def paper_rungs() -> tuple[Rung, ...]:
-    ours = [name for name in PAPER_PRESETS if name.startswith("rmt")]
-    theirs = [name for name in PAPER_PRESETS if name.startswith("transformer")]
-    rungs = []
-    for matrix, vector in zip(ours, theirs, strict=True):
-        model, batch = preset(matrix), recipe(matrix).batch_size
-        dims = (model.layers, model.heads, model.head_dim, model.key_dim)
-        rungs.append(Rung({"matrix": matrix, "vector": vector}, *dims, batch, is_extended=matrix == ours[-1]))
-    return tuple(rungs)
-
-
-#: Settings that the ladder decides.
-OWN = {"model": ("stream", "layers", "heads", "head_dim", "key_dim", "width", "ff_dim"), "train": ("steps", "tokens")}
-
-
-def with_settings(
-    declared: Ladder,
-    tuned: dict[str, dict[str, Any]],
-    override: Callable[[ModelConfig, TrainConfig], tuple[ModelConfig, TrainConfig]],
-) -> list[Member]:
-    """The members of a ladder under tuned hyperparameters and a user's settings.
-
-    Args:
-        declared: the ladder.
-        tuned: per stream, the settings of a muTransfer search: initial values, multipliers with their base dimensions
-            and learning rate are taken over, dimensions are not.
-        override: the user's settings, laid over a model and a recipe.
-    """
-    model, train = override(declared.base, declared.train)
-    for section, before, after in (("model", declared.base, model), ("train", declared.train, train)):
-        for key in OWN[section]:
-            if getattr(before, key) != getattr(after, key):
-                raise InputError(f"--{section}.{key}: the ladder decides it; choose --rungs or --tokens-per-parameter.")
-    is_own_batch = train.batch_size != declared.train.batch_size
-    rungs = tuple(replace(rung, batch_size=train.batch_size) if is_own_batch else rung for rung in declared.rungs)
-    members = replace(declared, base=model, train=train, rungs=rungs).members()
-    return [with_tuned(member, tuned[member.model.stream]) if tuned else member for member in members]
-
-
-def with_tuned(member: Member, settings: dict[str, Any]) -> Member:
-    found, rate = settings.get("model") or {}, (settings.get("train") or {}).get("lr")
-    if found.get("init") != "mup" or rate is None:
-        raise InputError("--tuned: the file needs `model.init: mup`, `model.mup` and `train.lr`, as `rmt tune` writes.")
-    model = member.model.replace(init="mup", mup=MuP.from_dict(found.get("mup") or {}))
-    return Member(member.name, model, member.train.replace(lr=float(rate)))
-
-
-# What came out ------------------------------------------------------------------------------------------------------
-
 #: What a loss can be paid in: a field of a point, and its name in sentences.
 RESOURCES = {
     "flops": ("FLOPs", "fewer"),
@@ -159,7 +35,6 @@ RESOURCES = {
     "seconds": ("seconds", "fewer"),
 }
 FEWEST_FOR_FLOOR = 5  # rungs from which on a law in one variable gets an irreducible loss
-LONGER = 1.1  # a run this many times as long as its name says was extended
 Point = dict[str, Any]
 
 
@@ -195,24 +70,17 @@ def analyse(rows: Sequence[Row], scale: Scale = "tiny") -> dict[str, Any]:
 
 def point(row: Row) -> Point:
     """A run as a point of the laws. Of an extended run, what it had spent and reached at its own budget."""
-    ratio = ratio_of(row)
+    ratio = ratio_of(row["name"])
     budget = ratio * row["non_embedding_parameters"]
     share, loss = 1.0, row["dev_loss"]
     if row["tokens"] > LONGER * budget:
         share = budget / row["tokens"]
-        loss = float(np.interp(budget, *zip(*row["curve"], strict=True)))
+        at, values = np.array(row["curve"]).T
+        loss = float(np.interp(budget, at, values))
     spent = {key: row[key] * share for key in ("tokens", "flops", "flops_without_logits", "seconds")}
     kept = ("name", "stream", "seed", "lr", "parameters", "non_embedding_parameters", "stream_size", "train_loss")
     rung = f"{row['layers']} x {row['heads'] * row['head_dim']}"
     return {**{key: row[key] for key in kept}, **spent, "rung": rung, "ratio": ratio, "dev_loss": loss}
-
-
-def ratio_of(row: Row) -> float:
-    """Tokens per parameter that a run was meant to see, from its name."""
-    found = re.search(r"-x([\d.]+)$", row["name"])
-    if not found:
-        raise InputError(f"{row['name']} is not a run of a scaling law: its name must end in -x20 or the like.")
-    return float(found[1])
 
 
 def grouped(points: Sequence[Point]) -> list[list[Point]]:

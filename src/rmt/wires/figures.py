@@ -1,4 +1,4 @@
-"""The wiring as figures for papers: the map of a whole model, and a transformer's composition scores."""
+"""The wiring as figures for papers: the map of a model, its load, what cuts did, a transformer's composition scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rmt.report.style import new_figure, savefig, styled
+from rmt.report.style import BLUE, GREY, VERMILION, new_figure, savefig, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,6 +40,41 @@ def draw_map(findings: Findings, path: Path) -> list[Path]:
         core_ticks(right, [slot.core for slot in table.writes], "x")
         right.set(title="every read against every write", xlabel="write", ylabel="read")
         right.grid(False)
+        return savefig(figure, path)
+
+
+def draw_load(findings: Findings, path: Path) -> list[Path]:
+    """Interference and effective rank of the write keys by depth, beside those of random keys."""
+    rows = findings.load
+    places = range(len(rows))
+    with styled():
+        figure, (left, right) = new_figure(1, 2, size=(9.6, 3.6))
+        for axes, what in ((left, "interference"), (right, "effective_rank")):
+            axes.plot(places, [getattr(row, what) for row in rows], color=BLUE, marker="o", label=findings.name)
+            random = [getattr(row, f"{what}_random") for row in rows]
+            axes.plot(places, random, color=GREY, linestyle="--", label="random keys")
+            axes.set_xticks(places, [short(row.core) for row in rows], rotation=90, fontsize=8)
+            axes.set(xlabel="core that reads", ylim=(0, None))
+        least = [row.interference_least for row in rows]
+        left.plot(places, least, color=GREY, linestyle=":", label="least possible")
+        left.set_title("Interference: mean squared cosine of write keys")
+        right.set_title("Effective rank of write keys")
+        left.legend()
+        return savefig(figure, path)
+
+
+def draw_effects(findings: Findings, path: Path) -> list[Path]:
+    """What cutting edges does to the loss, largest first."""
+    effects = findings.ranking.effects if findings.ranking is not None else findings.cuts[2] if findings.cuts else []
+    with styled():
+        figure, (axes,) = new_figure(size=(6.4, 1.0 + 0.24 * len(effects)))
+        changes = [effect.change for effect in effects]
+        axes.barh(range(len(effects)), changes, color=[BLUE if change >= 0 else VERMILION for change in changes])
+        axes.set_yticks(range(len(effects)), [effect.edges.replace("<-", "←") for effect in effects], fontsize=8)
+        axes.invert_yaxis()
+        axes.set_xscale("symlog", linthresh=0.01)
+        axes.set(title=f"{findings.name}: loss change when an edge is cut", xlabel="nats per token")
+        axes.grid(axis="y", visible=False)
         return savefig(figure, path)
 
 

@@ -23,7 +23,7 @@
   const short = (core) =>
     core.replace(/^layer/, "").replace(".attention", " attn").replace(".ff", " ff").replace("unembedding", "out");
   const slotShort = (name) => name.replace(/^layer\d+\./, "");
-  const percent = (value) => `${(100 * value).toFixed(1)} %`;
+  const percent = (value) => `${(100 * value).toFixed(1)} %`.replace("-", "−");
   const signed = (value, digits = 3) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(digits);
   const byId = (id) => document.getElementById(id);
 

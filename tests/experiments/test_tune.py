@@ -238,7 +238,7 @@ def test_a_search_that_is_killed_resumes_and_repeats_no_finished_trial(dataset, 
 
 @pytest.mark.slow
 def test_two_commands_share_one_search(dataset, tmp_path):
-    slow = ("--train.steps", "150")
+    slow = ("--train.steps", "60")
     jobs = [start(tmp_path / "both", dataset, *slow) for _ in range(2)]
     answers = [job.communicate(timeout=240) for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], answers

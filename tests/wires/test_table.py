@@ -77,10 +77,11 @@ def test_the_table_is_strictly_causal_in_depth(model):
     assert (np.abs(table.normalised[table.causal]) > 0).mean() > 0.99
 
 
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
 @pytest.mark.parametrize("gain", ["none", "value", "full"])
-def test_turning_all_keys_leaves_the_table_unless_the_gain_is_full(gain):
-    model = small_model(norm_gain=gain)
-    before = rmt.wiring(model)
+def test_turning_all_keys_leaves_the_table_unless_the_gain_is_full(gain, norm, ids):
+    model = small_model(norm_gain=gain, norm=norm)
+    before, logits = rmt.wiring(model), model(ids).logits
     turn, _ = torch.linalg.qr(torch.randn(6, 6))
     with torch.no_grad():
         for boundary in model.stream:
@@ -92,6 +93,9 @@ def test_turning_all_keys_leaves_the_table_unless_the_gain_is_full(gain):
     assert same == (gain != "full")
     if gain != "full":
         np.testing.assert_allclose(after.normalised, before.normalised, rtol=1e-4, atol=1e-5)
+    # LayerNorm's mean over the entries knows the axes, RMSNorm knows none.
+    unchanged = torch.allclose(model(ids).logits, logits, rtol=1e-3, atol=1e-3)
+    assert unchanged == (gain != "full" and norm == "rmsnorm")
 
 
 def test_blocks_are_root_mean_squares(model):

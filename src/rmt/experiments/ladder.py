@@ -80,7 +80,8 @@ class Ladder:
 def ladder(scale: Scale) -> Ladder:
     """The paper's eight models, or five small pairs that two cores train in minutes."""
     if scale == "paper":
-        return Ladder(preset("rmt-134m"), recipe("rmt-134m").replace(tokens=1, micro_batch=16), paper_rungs())
+        return Ladder(preset("rmt-134m"), recipe("rmt-134m").replace(micro_batch=16), paper_rungs())
+    # layers, heads, key_dim, batch; the smallest see few tokens, and half a batch gives them steps enough
     shapes = ((1, 2, 8, 8), (2, 2, 8, 8), (2, 3, 12, 16), (3, 3, 12, 16), (4, 3, 12, 16))
     rungs = tuple(
         Rung({name: f"{NAMES[name]}-{layers}x{16 * heads}" for name in STREAMS}, layers, heads, 16, key_dim, batch)

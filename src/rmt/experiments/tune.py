@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
+import torch
 import yaml
 from rich.console import Console
 
@@ -166,10 +167,11 @@ def parse_space(changes: Sequence[str]) -> dict[str, tuple[float, float]]:
 def search(wanted: Search, console: Console, *, workers: int | None = None, quiet: bool = False) -> int | None:
     """Run all trials that are not finished; returns the signal that stopped it, or None when all are done."""
     workers = workers or cores()
+    threads = max(1, min(torch.get_num_threads(), cores() // workers))
     study = plan(wanted)
     context = multiprocessing.get_context("spawn")
     problems = context.SimpleQueue()
-    arguments = (wanted, max(1, cores() // workers), os.getpid(), problems)
+    arguments = (wanted, threads, os.getpid(), problems)
     with Interrupt() as interrupt, Board(console, wanted.out.name, quiet) as board:
         count = min(workers, len(trials.unfinished(study)))
         processes = [context.Process(target=trials.work, args=arguments) for _ in range(count)]

@@ -217,4 +217,4 @@ def rank_agreement(pairs: Sequence[tuple[float, float]]) -> float:
     if len(pairs) < 3:
         return float("nan")
     ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
-    return float(np.corrcoef(ranks[:, 0], ranks[:, 1])[0, 1])  # type: ignore[index]
+    return float(np.corrcoef(ranks[:, 0], ranks[:, 1])[0, 1])

@@ -27,9 +27,9 @@ number, the inner product of their two keys. This page shows all of these number
 MAP = """\
 Rows read, columns write, both in the order of depth; a read sees only what was written before it, so half of the map \
 is empty. “3 attn” is layer 3's attention, “3 ff” its feed-forward core, “out” the unembedding, “token” and \
-“position” the embeddings. “Keys” is how well the keys of two cores fit: the root mean square of their normalised inner products. \
-Unrelated keys would give {random:.2f}, the neutral colour; red pairs are wired together, blue ones keep out of each \
-other's way. {text}Click a cell to see its heads below."""
+“position” the embeddings. “Keys” is how well the keys of two cores fit: the root mean square of their normalised \
+inner products. Unrelated keys would give {random:.2f}, the neutral colour; red pairs are wired together, blue ones \
+keep out of each other's way. {text}Click a cell to see its heads below."""
 
 MAP_TEXT = """\
 “Text” is what passed on the text further down, over all of it or at the token chosen there: the share that a column \

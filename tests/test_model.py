@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import rmt
 from rmt.errors import InputError
 from rmt.ops.cross_entropy import reference
+from rmt.streams import STREAMS
 from strategies import configs, double_model, tokens
 
 few = settings(max_examples=25, deadline=None)
@@ -127,6 +128,19 @@ def test_every_parameter_gets_a_gradient_and_recomputing_gives_the_same(config, 
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
     for plain, recomputed in zip(*gradients, strict=True):
         torch.testing.assert_close(plain, recomputed, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("policy", ["gelu", "ff", "full"])
+@pytest.mark.parametrize("stream", STREAMS)
+def test_every_policy_of_recomputing_gives_every_stream_the_same_gradients(stream, policy):
+    config = TINY.replace(stream=stream, heads=2, head_dim=8, key_dim=6, ff_dim=24, layers=4)
+    model, ids = double_model(config), tokens(config, 2, 12)
+    gradients = []
+    for model.recompute in ("none", policy):
+        model.zero_grad()
+        model(ids, targets=ids.roll(-1, dims=1)).loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-9, atol=1e-12)
 
 
 def test_loss_is_that_of_the_logits_and_cross_entropy_is_reported_apart():

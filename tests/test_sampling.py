@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import rmt
 from rmt.errors import InputError
-from rmt.sampling import choose, draw, left_pad, sample
+from rmt.sampling import Sampling, choose, draw, left_pad, sample
 
 CONFIG = rmt.ModelConfig(layers=2, heads=2, head_dim=8, key_dim=8, ff_dim=32, vocab_size=40, context=24)
 
@@ -22,19 +22,20 @@ def model():
 def test_a_draw_is_among_the_most_likely(seed, top_k, top_p, heat):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(3, 12, generator=generator) * 3
-    chosen = choose(logits, heat, top_k, top_p, generator)
+    chosen = choose(logits, Sampling(heat, top_k, top_p), generator)
     places = logits.argsort(descending=True).argsort()  # 0: the most likely
     assert (places.gather(1, chosen) < top_k).all()
     kept = (logits / heat).masked_fill(places >= top_k, float("-inf")).softmax(-1)
     before = torch.where(places < places.gather(1, chosen), kept, 0.0).sum(-1)
     assert (before <= top_p + 1e-5).all()
-    assert torch.equal(choose(logits, 0.0, None, None, None)[:, 0], logits.argmax(-1))
+    assert torch.equal(choose(logits, Sampling(temperature=0))[:, 0], logits.argmax(-1))
 
 
 def test_draw_yields_what_sample_returns_and_training_mode_is_restored(model):
     prompt = torch.tensor([[1, 2, 3]])
     whole = sample(model, prompt, 8, seed=4)
-    assert torch.equal(whole[:, 3:], torch.cat(list(draw(model, prompt, 8, seed=4)), dim=1))
+    assert torch.equal(whole[:, 3:], torch.cat(list(draw(model, prompt, 8, Sampling(seed=4))), dim=1))
+    assert torch.equal(whole, sample(model, prompt, 8, Sampling(seed=4)))
     model.train()
     sample(model, prompt, 1)
     assert model.training

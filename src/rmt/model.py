@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,9 @@ from rmt.streams import find_stream
 from rmt.streams.base import Embedded
 from rmt.theory import mup
 from rmt.theory.mup import Described, Role
+
+if TYPE_CHECKING:
+    from rmt.decoding import Decoder
 
 
 class Embedding(Described):
@@ -76,6 +79,16 @@ class Attention(Described):
         first_v_BTGV: Tensor | None = None,
     ) -> Tensor:
         """`first_v_BTGV`: the first layer's values, for the value residual (see docs/streams/value_residual.md)."""
+        q_BTHV, k_BTGV, v_BTGV = self.entering(qkv, context, first_v_BTGV)
+        k_BGSV, v_BGSV = k_BTGV.transpose(1, 2), v_BTGV.transpose(1, 2)
+        if cache is not None:
+            k_BGSV, v_BGSV = cache.append(k_BGSV, v_BGSV)
+        return attention_op.attend(q_BTHV, k_BGSV, v_BGSV, context, self.scale, self.ops)
+
+    def entering(
+        self, qkv: tuple[Tensor, Tensor, Tensor], context: Attend, first_v_BTGV: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as they enter the product: mixed, normalised and turned, where that is asked for."""
         q_BTHV, k_BTGV, v_BTGV = qkv
         if self.value_mix is not None and first_v_BTGV is not None:
             own, first = self.value_mix
@@ -86,10 +99,7 @@ class Attention(Described):
         if context.rotation is not None:
             q_BTHV = attention_op.rotate(q_BTHV, context.rotation)
             k_BTGV = attention_op.rotate(k_BTGV, context.rotation)
-        k_BGSV, v_BGSV = k_BTGV.transpose(1, 2), v_BTGV.transpose(1, 2)
-        if cache is not None:
-            k_BGSV, v_BGSV = cache.append(k_BGSV, v_BGSV)
-        return attention_op.attend(q_BTHV, k_BGSV, v_BGSV, context, self.scale, self.ops)
+        return q_BTHV, k_BTGV, v_BTGV
 
 
 class FeedForward(Described):
@@ -211,6 +221,9 @@ class LanguageModel(nn.Module):
             position_BT = torch.arange(past, past + ids_BT.shape[1], device=ids_BT.device)[None]
         embedded = self.embedding(ids_BT, position_BT)
         context = self._context(embedded, ids_BT, document_BT, cache, position_BT)
+        if cache is not None and ids_BT.shape[1] == 1 and (decoder := cache.decoder_for(self, context)):
+            cache.length = past + 1
+            return decoder.step(embedded, context)
         state, x = self.stream[0](None, embedded)
         first_v_BTGV = x[2] if self.config.value_residual else None
         for layer in range(self.config.layers):
@@ -254,11 +267,12 @@ class LanguageModel(nn.Module):
         """Masks, biases and rotations of this pass."""
         T = ids_BT.shape[1]
         past = cache.length if cache is not None else 0
-        document_BS = document_BT
+        document_BS, start_B = document_BT, None
         if cache is not None:
-            document_BS = cache.append_documents(document_BT, T)
+            document_BS, start_B = cache.append_documents(document_BT, T), cache.start_B
             document_BT = None if document_BS is None else document_BS[:, past:]
-        return attention_op.prepare(self.config, past, position_BT, document_BT, document_BS, embedded.token_BTD.dtype)
+        dtype = embedded.token_BTD.dtype
+        return attention_op.prepare(self.config, past, position_BT, document_BT, document_BS, dtype, start_B)
 
     def new_cache(self, batch: int, capacity: int | None = None) -> Cache:
         """An empty cache for decoding `batch` sequences of up to `capacity` tokens (default: the context)."""
@@ -288,7 +302,7 @@ class LanguageModel(nn.Module):
         # On an accelerator this would wait for the device at every step, and it breaks a compiled graph; the trainer
         # checks the vocabulary once.
         if ids_BT.device.type == "cpu" and ids_BT.numel() and not torch.compiler.is_compiling():
-            largest, smallest = int(ids_BT.max()), int(ids_BT.min())
+            smallest, largest = (int(end) for end in ids_BT.aminmax())
             if largest >= config.vocab_size or smallest < 0:
                 wrong = largest if largest >= config.vocab_size else smallest
                 raise InputError(
@@ -297,42 +311,68 @@ class LanguageModel(nn.Module):
 
 
 class LayerCache:
-    """Keys and values of one layer, in memory that is allocated once."""
+    """Keys and values of one layer: views of the cache's memory, which is allocated once and written in place."""
 
-    def __init__(self, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> None:
-        self.k_BGSV = torch.zeros(shape, device=device, dtype=dtype)
-        self.v_BGSV = torch.zeros(shape, device=device, dtype=dtype)
+    def __init__(self, k_BGSV: Tensor, v_BGSV: Tensor) -> None:
+        self.k_BGSV, self.v_BGSV = k_BGSV, v_BGSV
         self.length = 0
 
     def append(self, k_BGTV: Tensor, v_BGTV: Tensor) -> tuple[Tensor, Tensor]:
-        end = self.length + k_BGTV.shape[2]
-        self.k_BGSV[:, :, self.length : end] = k_BGTV
-        self.v_BGSV[:, :, self.length : end] = v_BGTV
+        """Keep the new keys and values; returns views of all so far."""
+        new, end = k_BGTV.shape[2], self.length + k_BGTV.shape[2]
+        self.k_BGSV.narrow(2, self.length, new).copy_(k_BGTV)
+        self.v_BGSV.narrow(2, self.length, new).copy_(v_BGTV)
         self.length = end
-        return self.k_BGSV[:, :, :end], self.v_BGSV[:, :, :end]
+        return self.k_BGSV.narrow(2, 0, end), self.v_BGSV.narrow(2, 0, end)
 
 
 class Cache:
-    """Keys and values of the tokens seen so far, for decoding one token at a time."""
+    """Keys and values of the tokens seen so far, for decoding one token at a time.
+
+    `memory` [layers, 2 (keys, values), B, G, capacity, V] is allocated once. A new token is written to its place in it,
+    and attention reads views of it: nothing is moved, joined or made longer.
+    """
 
     def __init__(
         self, config: ModelConfig, batch: int, capacity: int, device: torch.device, dtype: torch.dtype
     ) -> None:
-        shape = (batch, config.kv_groups, capacity, config.head_dim)
+        shape = (config.layers, 2, batch, config.kv_groups, capacity, config.head_dim)
         self.batch, self.capacity, self.length = batch, capacity, 0
-        self.layers = [LayerCache(shape, device, dtype) for _ in range(config.layers)]
+        self.memory = torch.zeros(shape, device=device, dtype=dtype)
+        # `.data`: to autograd the layers' parts are tensors of their own, so that writing one does not spoil another.
+        self.layers = [LayerCache(kv[0].data, kv[1].data) for kv in self.memory]
         self.document_BS: Tensor | None = None
+        self.start_B: Tensor | None = None  # the first token of each sequence's last document, if that is in one piece
+        self.decoder: Decoder | None = None
+
+    def decoder_for(self, model: LanguageModel, context: Attend) -> Decoder | None:
+        """The fast way to append one token to this cache, if there is one (see `rmt.decoding`)."""
+        from rmt.decoding import Decoder, applies
+
+        known = context.document_BT is None or context.start_B is not None
+        if not (known and applies(model, self)):
+            return None
+        if self.decoder is None and Decoder.takes(model):
+            self.decoder = Decoder(model, self)
+        return None if self.decoder is None or any(self.decoder.hooks) else self.decoder
+
+    def rewind(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        self.length = length
+        for layer in self.layers:
+            layer.length = length
 
     def append_documents(self, document_BT: Tensor | None, new: int) -> Tensor | None:
-        """Remember the document of each cached token. Tokens without one belong to document 0."""
+        """Remember the document of each cached token. Tokens without one belong to the document of the token before
+        them, and the first of all to document 0."""
         if document_BT is None and self.document_BS is None:
             return None
         if self.document_BS is None:
-            device = self.layers[0].k_BGSV.device
-            self.document_BS = torch.zeros(self.batch, self.capacity, dtype=torch.int64, device=device)
+            self.document_BS = torch.zeros(self.batch, self.capacity, dtype=torch.int64, device=self.memory.device)
         end = self.length + new
         if document_BT is not None:
             self.document_BS[:, self.length : end] = document_BT
+            self.start_B = attention_op.first_visible(self.document_BS[:, :end])
         else:
             self.document_BS[:, self.length : end] = self.document_BS[:, self.length - 1, None]
         return self.document_BS[:, :end]

@@ -7,6 +7,8 @@ Axes: B batch, T tokens, W vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,20 +17,37 @@ from rmt.errors import InputError
 from rmt.model import LanguageModel
 
 
-def choose(
-    logits_BW: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
-) -> Tensor:
-    """The next token of each sequence [B, 1]. Temperature 0 takes the most likely."""
-    if temperature == 0:
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn.
+
+    Args:
+        temperature: 0 takes the most likely token; higher is more random.
+        top_k: draw only from so many most likely tokens.
+        top_p: draw only from the most likely tokens that have this probability together.
+        stop: a sequence that has produced this token repeats it, and drawing ends when all have.
+        seed: of the draws.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    stop: int | None = None
+    seed: int = 0
+
+
+def choose(logits_BW: Tensor, how: Sampling, generator: torch.Generator | None = None) -> Tensor:
+    """The next token of each sequence [B, 1]."""
+    if how.temperature == 0:
         return logits_BW.argmax(-1, keepdim=True)
-    logits_BW = logits_BW.float() / temperature
-    if top_k is not None and top_k < logits_BW.shape[-1]:
-        least = logits_BW.topk(top_k).values[:, -1:]
+    logits_BW = logits_BW.float() / how.temperature
+    if how.top_k is not None and how.top_k < logits_BW.shape[-1]:
+        least = logits_BW.topk(how.top_k).values[:, -1:]
         logits_BW = logits_BW.masked_fill(logits_BW < least, float("-inf"))
-    if top_p is not None and top_p < 1:
+    if how.top_p is not None and how.top_p < 1:
         ordered, order = logits_BW.sort(descending=True)
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        ordered = ordered.masked_fill(before >= top_p, float("-inf"))  # the first is always kept: before it is 0
+        ordered = ordered.masked_fill(before >= how.top_p, float("-inf"))  # the first is always kept: before it is 0
         logits_BW = torch.empty_like(logits_BW).scatter(1, order, ordered)
     return torch.multinomial(logits_BW.softmax(-1), 1, generator=generator)
 
@@ -46,13 +65,9 @@ def draw(
     model: LanguageModel,
     prompt_BT: Tensor,
     max_tokens: int,
+    how: Sampling = Sampling(),  # noqa: B008 -- frozen
     *,
     mask_BT: Tensor | None = None,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    stop: int | None = None,
-    seed: int = 0,
 ) -> Iterator[Tensor]:
     """The tokens [B, 1] that continue the prompts, one step after another; the arguments are those of `sample`."""
     batch, length = prompt_BT.shape
@@ -60,7 +75,7 @@ def draw(
         raise InputError(f"the prompt has {length} tokens, the context is {model.config.context}: shorten it.")
     room = min(max_tokens, model.config.context - length)
     cache = model.new_cache(batch, length + room)
-    generator = torch.Generator(device=prompt_BT.device).manual_seed(seed)
+    generator = torch.Generator(device=prompt_BT.device).manual_seed(how.seed)
     done = torch.zeros(batch, 1, dtype=torch.bool, device=prompt_BT.device)
     padded = mask_BT is not None and not bool(mask_BT.all())
     documents = mask_BT if padded else None
@@ -68,10 +83,10 @@ def draw(
     new = prompt_BT
     for _ in range(room):
         hidden_BTD = model(new, cache=cache, document_ids=documents, position_ids=positions).hidden_BTD[:, -1]
-        new = choose(model.unembedding(hidden_BTD), temperature, top_k, top_p, generator)
-        if stop is not None:
-            new = new.masked_fill(done, stop)
-            done |= new == stop
+        new = choose(model.unembedding(hidden_BTD), how, generator)
+        if how.stop is not None:
+            new = new.masked_fill(done, how.stop)
+            done |= new == how.stop
         documents = None  # a new token belongs to the document of the one before it
         positions = None if positions is None else positions[:, -1:] + 1
         yield new
@@ -83,13 +98,10 @@ def sample(
     model: LanguageModel,
     prompt_BT: Tensor,
     max_tokens: int,
+    how: Sampling | None = None,
     *,
     mask_BT: Tensor | None = None,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    stop: int | None = None,
-    seed: int = 0,
+    **options: Any,
 ) -> Tensor:
     """Prompts [B, T], continued by up to `max_tokens` tokens (fewer where the context ends).
 
@@ -97,18 +109,14 @@ def sample(
         model: the network; its training mode is restored afterwards.
         prompt_BT: token ids, all of one length; see `left_pad` for others.
         max_tokens: most tokens to add.
+        how: temperature and the like.
         mask_BT: 0 where a prompt is padded on the left.
-        temperature: 0 takes the most likely token; higher is more random.
-        top_k: draw only from so many most likely tokens.
-        top_p: draw only from the most likely tokens that have this probability together.
-        stop: a sequence that has produced this token repeats it, and drawing ends when all have.
-        seed: of the draws.
+        options: fields of `Sampling`, as another way to give `how`.
     """
     was_training = model.training
     model.eval()
-    options = dict(mask_BT=mask_BT, temperature=temperature, top_k=top_k, top_p=top_p, stop=stop, seed=seed)
     try:
-        pieces = list(draw(model, prompt_BT, max_tokens, **options))  # type: ignore[arg-type]
+        pieces = list(draw(model, prompt_BT, max_tokens, how or Sampling(**options), mask_BT=mask_BT))
     finally:
         model.train(was_training)
     return torch.cat([prompt_BT, *pieces], dim=1)

@@ -289,6 +289,13 @@ def test_a_search_needs_optuna_and_names_the_extra(wanted, monkeypatch, capsys):
     assert error.count("\n") == 1
 
 
+def test_a_damaged_study_is_named(wanted):
+    plan(wanted)
+    (wanted.out / "study.db").write_bytes(b"not a database" * 1000)
+    with pytest.raises(InputError, match=r"study.db cannot be read .*not a database"):
+        plan(wanted)
+
+
 def test_another_search_in_the_same_folder_is_refused(wanted):
     plan(wanted)
     with pytest.raises(InputError, match=r"another search \(train.steps: 5 -> 6\)"):

@@ -45,32 +45,36 @@ def run(steps, norm, ops):
     return values, torch.autograd.grad(loss, inputs)
 
 
+def in_float64(steps):
+    return [tuple(x.detach().double().requires_grad_() if isinstance(x, torch.Tensor) else x for x in s) for s in steps]
+
+
 def assert_equal_to_definition(steps, norm, ops, tolerance):
-    """To `tolerance` of the largest value or gradient; or, where rounding is worse than that (a memory of two nearly
-    equal numbers), as close as the definition itself is in the same precision."""
-    truth = [
-        tuple(x.detach().double().requires_grad_() if isinstance(x, torch.Tensor) else x for x in s) for s in steps
-    ]
-    found, plain, exact = run(steps, norm, ops), run(steps, norm, None), run(truth, norm, None)
+    """Each value read and each gradient to `tolerance` of its own largest number. Or, where float32 itself is worse
+    than that, as close to the truth as 8 times what the definition reaches in the same precision, whose error is one
+    throw of the same dice (8 is thrice the most seen in 7400 tensors). With a memory of two or three numbers the throws
+    differ more: there the largest number and the largest error of all values, or of all gradients, count."""
+    found, plain, exact = run(steps, norm, ops), run(steps, norm, None), run(in_float64(steps), norm, None)
+    few_numbers = steps[0][1].shape[0] * steps[0][0].shape[-1] < 4
     for ours, theirs, true in zip(found, plain, exact, strict=True):
-        largest = max(x.abs().max() for x in true)
-        rounding = max((one.double() - other).abs().max() for one, other in zip(theirs, true, strict=True))
-        for one, other in zip(ours, true, strict=True):
+        sizes = [x.abs().max() for x in true]
+        roundings = [(one.double() - other).abs().max() for one, other in zip(theirs, true, strict=True)]
+        if few_numbers:
+            sizes, roundings = [max(sizes)] * len(sizes), [max(roundings)] * len(sizes)
+        for one, other, size, rounding in zip(ours, true, sizes, roundings, strict=True):
             assert one.shape == other.shape
-            assert (one.double() - other).abs().max() <= max(tolerance * largest, 8 * rounding)
+            assert (one.double() - other).abs().max() <= max(tolerance * size, 8 * rounding)
 
 
 dims = st.tuples(
     st.integers(1, 40),
     st.sampled_from([1, 2, 5, 8, 16, 19, 32]),
-    st.sampled_from([2, 3, 8, 12, 16, 33, 64]),
+    st.sampled_from([1, 2, 3, 8, 12, 16, 33, 64]),
     st.integers(1, 13),
     st.integers(1, 14),
     st.sampled_from(["full", "value", "none"]),
-)
+).filter(lambda drawn: drawn[1] * drawn[2] > 1)  # the LayerNorm of a single number is zero, whatever the number
 norms = st.sampled_from([Norming("layernorm", 1e-6), Norming("rmsnorm", 1e-5)])
-# Two nearly equal numbers are normalised badly by any float32 program; a larger epsilon makes the question fair.
-fair_norms = st.sampled_from([Norming("layernorm", 0.1), Norming("rmsnorm", 0.1)])
 
 
 @given(dims=dims, norm=norms, chunk=st.sampled_from([1, 10_000, 2**20]))
@@ -84,7 +88,7 @@ def test_portable_equals_the_definition_in_float64(dims, norm, chunk):
         portable.CPU_CHUNK_BYTES = before
 
 
-@given(dims=dims, norm=fair_norms)
+@given(dims=dims, norm=norms)
 @settings(max_examples=60, deadline=None)
 def test_native_equals_the_definition(native_once, dims, norm):
     assert_equal_to_definition(chain(dims, dtype=torch.float32), norm, "native", 1e-5)

@@ -40,6 +40,7 @@ def test_loss_terms_and_gradients_equal_the_definition(ops, dtype, tolerance, sh
         assert ours.item() == pytest.approx(theirs.item(), rel=tolerance, abs=tolerance)
     grads = torch.autograd.grad(3 * loss.total, (hidden, weight))
     for ours, theirs in zip(grads, torch.autograd.grad(3 * truth.total, exact), strict=True):
+        # A gradient is a difference of numbers of size one (probability and target), times weights of size one.
         assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max().clamp(min=1)
 
 

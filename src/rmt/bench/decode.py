@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from rmt.bench.cases import Case
-from rmt.model import Cache, LanguageModel, build
+from rmt.model import LanguageModel, build
 
 PROMPT = 32  # tokens in the cache at the start
 NEW = 32  # tokens drawn
@@ -39,19 +39,12 @@ def ours(model: LanguageModel, ops: str) -> Function:
     @torch.no_grad()
     def run() -> None:
         model.set_ops(ops)
-        rewind(cache, PROMPT)
+        cache.rewind(PROMPT)
         token = prompt[:, -1:]
         for _ in range(NEW):
             token = model(token, cache=cache).logits[:, -1].argmax(-1, keepdim=True)
 
     return run
-
-
-def rewind(cache: Cache, length: int) -> None:
-    """Forget all but the first tokens."""
-    cache.length = length
-    for layer in cache.layers:
-        layer.length = length
 
 
 def gpt2(case: Case) -> Function:

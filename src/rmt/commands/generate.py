@@ -131,12 +131,12 @@ class Writer:
 
     def draw(self, prompts: list[str]) -> Iterator[list[int]]:
         """The new token of every prompt, step by step."""
-        from rmt.sampling import draw, left_pad
+        from rmt.sampling import Sampling, draw, left_pad
 
         ids_BT, mask_BT = left_pad([self.encode(prompt) for prompt in prompts], self.loaded.eot)
         ids_BT, mask_BT = ids_BT.to(self.device), mask_BT.to(self.device)
         began = time.perf_counter()
-        for new in draw(self.loaded.model, ids_BT, self.max_tokens, mask_BT=mask_BT, **self.options):
+        for new in draw(self.loaded.model, ids_BT, self.max_tokens, Sampling(**self.options), mask_BT=mask_BT):
             self.tokens += len(prompts)
             self.seconds += time.perf_counter() - began
             yield new[:, 0].tolist()

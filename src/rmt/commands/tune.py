@@ -238,10 +238,9 @@ def run_coord_check(args: Any) -> None:
     files = write_check(check, rows, Path(args.out))
     if args.json:
         return print_json({"rows": rows, "files": [str(path) for path in files]})
-    names = {"mup": "muP", "lecun": "standard"}
     moments = ("start", "end", "change")
-    table = new_table("stream", "quantity", *(f"{name}: {moment}" for name in names.values() for moment in moments))
-    table.columns[1].justify = "left"
+    table = new_table("stream", "quantity", "muP: start", "end", "change", "not muP: start", "end", "change")
+    table.columns[1].justify, table.columns[1].no_wrap = "left", True
     for row in rows:
         if row["init"] == "mup":
             slopes = [row, next(one for one in rows if same_quantity(one, row) and one["init"] == "lecun")]

@@ -64,9 +64,15 @@ def locked(out: Path) -> Iterator[None]:
 def open_study(search: Search) -> Study:
     """The study in `OUT/study.db`, made if it is not there. Hold the lock."""
     optuna = import_optuna()
-    storage = optuna.storages.RDBStorage(
-        f"sqlite:///{search.out / 'study.db'}", engine_kwargs={"connect_args": {"timeout": SQLITE_TIMEOUT}}
-    )
+    from sqlalchemy.exc import SQLAlchemyError
+
+    file = search.out / "study.db"
+    try:
+        waiting = {"connect_args": {"timeout": SQLITE_TIMEOUT}}
+        storage = optuna.storages.RDBStorage(f"sqlite:///{file}", engine_kwargs=waiting)
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{file} cannot be read ({reason}): put it back, or choose another --out.") from None
     pruner = optuna.pruners.MedianPruner() if search.pruner == "median" else optuna.pruners.NopPruner()
     sampler = optuna.samplers.RandomSampler(seed=search.seed)
     return optuna.create_study(

@@ -177,7 +177,7 @@ def search(wanted: Search, console: Console, *, workers: int | None = None, quie
         processes = [context.Process(target=trials.work, args=arguments) for _ in range(count)]
         for process in processes:
             process.start()
-        working = [process.sentinel for process in processes]
+        working: list[Any] = [process.sentinel for process in processes]
         try:
             while working and interrupt.requested is None and not any(process.exitcode for process in processes):
                 board.show(*progress(study))

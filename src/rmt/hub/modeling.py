@@ -25,6 +25,7 @@ from rmt.config import Ops
 from rmt.errors import InputError
 from rmt.hub.configuration import RMTConfig
 from rmt.model import Cache, LanguageModel, LayerCache, Output, build
+from rmt.ops.attention import Attend, first_visible
 
 OPS: Ops = "auto"
 IGNORED = -100  # a label that is not scored, here and in transformers
@@ -52,9 +53,13 @@ class CacheView(Cache):
         self.capacity = sys.maxsize
         self.layers = [LayerView(cache, layer) for layer in range(layers)]
         self.document_BS = document_BS
+        self.start_B = None if document_BS is None else first_visible(document_BS)
 
     def append_documents(self, document_BT: Tensor | None, new: int) -> Tensor | None:
         return self.document_BS
+
+    def decoder_for(self, model: LanguageModel, context: Attend) -> None:
+        """There is none for memory that transformers manages."""
 
 
 class RMTPreTrainedModel(PreTrainedModel):

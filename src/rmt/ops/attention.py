@@ -2,7 +2,7 @@
 
 `Attend` is made once per forward pass and shared by all layers: it holds what depends on positions and documents
 only. `definition` says what attention computes; `attend` computes the same with the fastest kernel at hand: ours in
-C++ on the CPU (`rmt.ops.native.attention`), else PyTorch's.
+C++ on the CPU (`rmt.ops.native.attention`), one for whole sequences and one for decoding, else PyTorch's.
 
 Axes: B batch, T queries, S keys, H query heads, G key/value heads, V head_dim.
 """
@@ -31,6 +31,7 @@ class Attend:
         document_BS: documents of all tokens, the cached ones first.
         slopes_H: of the ALiBi biases, or None.
         rotation: cosines and sines [B or 1, T, 1, V] of rotary positions, or None.
+        start_B: for one new token after a cache, the first token that it sees; None: not known, or all of them.
     """
 
     past: int
@@ -39,6 +40,7 @@ class Attend:
     document_BS: Tensor | None = None
     slopes_H: Tensor | None = None
     rotation: tuple[Tensor, Tensor] | None = None
+    start_B: Tensor | None = None
 
     @cached_property
     def mask(self) -> Tensor | None:
@@ -90,13 +92,14 @@ def prepare(
     document_BT: Tensor | None,
     document_BS: Tensor | None,
     dtype: torch.dtype,
+    start_B: Tensor | None = None,
 ) -> Attend:
     """Everything about positions and documents that the layers share; `dtype` is that of biases and rotations."""
     rotation = rope(position_BT, config.head_dim, config.rope_theta, dtype) if config.position == "rope" else None
     slopes_H = None
     if config.position == "alibi":
         slopes_H = alibi_slopes(config.heads).to(position_BT.device, dtype)
-    return Attend(past, position_BT.shape[-1], document_BT, document_BS, slopes_H, rotation)
+    return Attend(past, position_BT.shape[-1], document_BT, document_BS, slopes_H, rotation, start_B)
 
 
 def definition(q_BTHV: Tensor, k_BGSV: Tensor, v_BGSV: Tensor, context: Attend, scale: float) -> Tensor:
@@ -118,9 +121,12 @@ def attend(q_BTHV: Tensor, k_BGSV: Tensor, v_BGSV: Tensor, context: Attend, scal
     """`definition`, by the kernel that `ops` names (see `rmt.ops.choice`)."""
     if ops == "plain" or choice.is_counted():
         return definition(q_BTHV, k_BGSV, v_BGSV, context, scale)
-    fits = context.past == 0 and native.takes(q_BTHV, k_BGSV, v_BGSV)
-    if fits and choice.choose(ops, q_BTHV) == "native" and context.documents_are_contiguous:
-        return native.attend(q_BTHV, k_BGSV, v_BGSV, context.start_BT, context.slopes_H, scale)
+    if choice.choose(ops, q_BTHV) == "native":
+        if context.past == 0 and native.takes(q_BTHV, k_BGSV, v_BGSV) and context.documents_are_contiguous:
+            return native.attend(q_BTHV, k_BGSV, v_BGSV, context.start_BT, context.slopes_H, scale)
+        known = context.document_BT is None or context.start_B is not None
+        if context.past and known and native.takes_token(q_BTHV, k_BGSV, v_BGSV):
+            return native.attend_token(q_BTHV, k_BGSV, v_BGSV, context.start_B, context.slopes_H, scale)
     mask = context.mask
     if mask is not None and mask.is_floating_point():
         mask = mask.to(q_BTHV.dtype)
@@ -134,6 +140,14 @@ def attend(q_BTHV: Tensor, k_BGSV: Tensor, v_BGSV: Tensor, context: Attend, scal
         enable_gqa=q_BTHV.shape[2] != k_BGSV.shape[1],
     )
     return y_BHTV.transpose(1, 2)
+
+
+def first_visible(document_BS: Tensor) -> Tensor | None:
+    """Where the last token's document begins [B]; None if in some sequence another document lies within it."""
+    same_BS = document_BS == document_BS[:, -1:]
+    start_B = document_BS.shape[1] - same_BS.sum(-1)
+    place_S = torch.arange(document_BS.shape[1], device=document_BS.device)
+    return start_B if torch.equal(same_BS, place_S >= start_B[:, None]) else None
 
 
 def alibi_slopes(heads: int) -> Tensor:

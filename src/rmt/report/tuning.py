@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator
 
 from rmt.report.looks import BLACK as DARK
 from rmt.report.looks import WHITE, mix
@@ -128,10 +130,11 @@ def coordinates_figure(rows: Sequence[dict[str, Any]], steps: int, stem: Path) -
                 if moment == "end":
                     axes.plot(widths, list(row["start"].values()), color=colour, linestyle=":", linewidth=1.2)
             axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
             axes.xaxis.set_major_formatter("{x:g}")
-            if index % 2:  # muP and standard share their axis, so that the eye compares them
-                axes.sharey(panels[index - 1])
+            shared = [row for row in rows if row["stream"] == stream]  # muP and standard, for the eye to compare
+            drawn = ("start", "end") if moment == "end" else ("change",)
+            plain_logarithmic(axes, [size for row in shared for one in drawn for size in row[one].values()])
+            if index % 2:
                 axes.tick_params(labelleft=False)
             if index < len(columns):
                 what = f"after {steps} steps (dotted: 0)" if moment == "end" else f"change in {steps} steps"
@@ -143,3 +146,12 @@ def coordinates_figure(rows: Sequence[dict[str, Any]], steps: int, stem: Path) -
         handles = [Line2D([], [], color=colours[name], label=name) for name in quantities]
         figure.legend(handles=handles, loc="outside lower center", ncols=4)
         return savefig(figure, stem.with_name(stem.name + ".png"))
+
+
+def plain_logarithmic(axes: Axes, sizes: Sequence[float]) -> None:
+    """A logarithmic vertical axis around these sizes, with 0.2, 0.5, 1, 2, 5 written out."""
+    axes.set_yscale("log")
+    axes.set_ylim(min(size for size in sizes if size > 0) / 1.3, max(sizes) * 1.3)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(NullLocator())

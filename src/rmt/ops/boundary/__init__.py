@@ -11,7 +11,8 @@ position of the pass. A ticket that has been overtaken, in the forward or in the
 wrong numbers. The gradient of the stream also lives in the buffer, so what autograd sees of the stream is only an empty
 tensor, the `link`, that puts the boundaries in order.
 
-The versions of the computation itself are `portable` (PyTorch), `native` (C++) and `triton`, each two functions.
+The versions of the computation itself are `portable` (PyTorch), `native` (C++) and `triton`: each two functions of a
+`Step`.
 
 Axes: N tokens (all leading axes), R vectors written, P vectors read, K key_dim, V head_dim.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,18 +30,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rmt.config import Norm, Ops
+from rmt.config import Ops
+from rmt.ops.boundary.step import Norming, Stats, Step
 from rmt.ops.choice import choose
 from rmt.ops.norm import normalise
 from rmt.ops.once import once_differentiable
 from rmt.ops.pieces import Like, join, same_memory
-
-
-class Norming(NamedTuple):
-    """How the stream is normalised before a read."""
-
-    kind: Norm
-    eps: float
 
 
 def definition(
@@ -100,41 +96,48 @@ def write_read(
             raise RuntimeError("the ops changed to 'plain' in the middle of a pass: choose them before it.")
         X, y = definition(state, d, write_KR, gain, norm, read_PK)
         return X, y.split(pieces, dim=-2)
-    K, V = write_KR.shape[0], d.shape[-1]
+    *lead, R, V = d.shape
+    K = write_KR.shape[0]
     kind = stream_dtype(write_KR.dtype)
     backend = find_backend(chosen, K, V, kind)
+    start = None
     if isinstance(state, State):
-        buffer, link, start = state.open(), state.link, None
+        buffer, link = state.open(), state.link
     else:
-        start = None if state is None else state.reshape(-1, K, V)
-        X_NKV = torch.empty(d.shape[:-2].numel(), K, V, dtype=kind, device=d.device)
-        if start is not None:
+        X_NKV = torch.empty(math.prod(lead), K, V, dtype=kind, device=d.device)
+        if state is not None:
+            start = state.reshape(-1, K, V)
             X_NKV.copy_(start.detach())
         buffer, link = Buffer(X_NKV), torch.empty(0, device=d.device)
-    gain_KV = torch.ones(V, dtype=kind, device=d.device) if gain is None else gain
-    if gain_KV.shape != (K, V) or gain_KV.dtype != kind:  # decoding has no time for operations that do nothing
-        gain_KV = gain_KV.to(kind).expand(K, V).contiguous()
     dtype = read_dtype(d)
-    step = _Step(backend, buffer, buffer.position, state is None, norm, pieces, dtype, as_tensor)
-    weights = write_KR.to(kind).contiguous(), gain_KV, read_PK.to(kind).contiguous()
-    d_NRV = d.reshape(-1, *d.shape[-2:])
-    tracked = torch.is_grad_enabled() and any(
-        t.requires_grad for t in (link, d_NRV, *weights, *(() if start is None else (start,)))
-    )
+    turn = _Turn(backend, buffer, buffer.position, state is None, norm, pieces, dtype, as_tensor)
+    weights = ready(write_KR, kind), full_gain(gain, K, V, kind, d.device), ready(read_PK, kind)
+    d_NRV = d.reshape(-1, R, V)
+    tracked = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (link, d, start, *weights))
+    reader = None
     if tracked:
-        link, X_copy, *read = _WriteRead.apply(step, link, start, d_NRV, *weights)
+        link, X_copy, *read = _WriteRead.apply(turn, link, start, d_NRV, *weights)
+        reader = _Reader(backend, weights[1].detach(), weights[2].detach(), norm, dtype)
     else:
-        _, y_NPV = step.forward(d_NRV, *weights)
+        _, y_NPV = turn.forward(d_NRV, *weights)
         X_copy = buffer.X_NKV.clone() if as_tensor else None
-        read = [y_NPV] if len(pieces) == 1 else list(y_NPV.split(pieces, dim=1))
-    lead = d.shape[:-2]
-    new: State | Tensor
-    if as_tensor:
-        new = X_copy.view(*lead, K, V)
-    else:
-        reader = _Reader(backend, weights[1].detach(), norm, weights[2].detach(), dtype)
-        new = State(buffer, buffer.position, link, lead, reader)
+        read = [y_NPV] if len(pieces) == 1 else y_NPV.split(pieces, dim=1)
+    new = X_copy.view(*lead, K, V) if as_tensor else State(buffer, buffer.position, link, tuple(lead), reader)
     return new, tuple(piece.view(*lead, *piece.shape[1:]) for piece in read)
+
+
+def ready(keys: Tensor, kind: torch.dtype) -> Tensor:
+    """The keys as the backends want them. Decoding has no time for conversions that change nothing."""
+    return keys if keys.dtype == kind and keys.is_contiguous() else keys.to(kind).contiguous()
+
+
+def full_gain(gain: Tensor | None, K: int, V: int, kind: torch.dtype, device: torch.device) -> Tensor:
+    """The gain as [K, V]."""
+    if gain is not None and gain.ndim == 2 and gain.dtype == kind:
+        return gain
+    if gain is None:
+        gain = torch.ones(V, dtype=kind, device=device)
+    return gain.to(kind).expand(K, V).contiguous()
 
 
 @functools.cache
@@ -176,8 +179,8 @@ class State:
     buffer: Buffer = field(repr=False)
     position: int
     link: Tensor = field(repr=False)
-    lead: torch.Size
-    reader: _Reader = field(repr=False)
+    lead: tuple[int, ...]
+    reader: _Reader | None = field(repr=False)  # None where no gradient is wanted
 
     def open(self) -> Buffer:
         self.buffer.expect(self.position, "this state is used again")
@@ -205,6 +208,7 @@ class State:
 
     def _read_again(self) -> Tensor:
         self.buffer.expect(self.position, "reading the stream again")
+        assert self.reader is not None, "only a backward pass reads again"
         if self.buffer.read_again is None or self.buffer.read_again[0] != self.position:
             self.buffer.read_again = self.position, self.reader.read(self.buffer.X_NKV)
         return self.buffer.read_again[1]
@@ -215,20 +219,20 @@ class _Reader(NamedTuple):
 
     backend: Any
     gain_KV: Tensor
-    norm: Norming
     read_PK: Tensor
+    norm: Norming
     dtype: torch.dtype
 
     def read(self, X_NKV: Tensor) -> Tensor:
         N, K, V = X_NKV.shape
         y_NPV = torch.empty(N, len(self.read_PK), V, dtype=self.dtype, device=X_NKV.device)
         nothing_NRV, nothing_KR = X_NKV.new_empty(N, 0, V), X_NKV.new_empty(K, 0)
-        self.backend.forward(X_NKV, False, nothing_NRV, nothing_KR, self.gain_KV, self.norm, self.read_PK, y_NPV)
+        step = Step(X_NKV, False, nothing_NRV, nothing_KR, self.gain_KV, self.read_PK, self.norm)
+        self.backend.forward(step, y_NPV)
         return y_NPV
 
 
-@dataclass
-class _Step:
+class _Turn(NamedTuple):
     """One boundary of one pass: everything but the differentiable inputs."""
 
     backend: Any
@@ -240,14 +244,12 @@ class _Step:
     dtype: torch.dtype
     as_tensor: bool
 
-    def forward(
-        self, d_NRV: Tensor, write_KR: Tensor, gain_KV: Tensor, read_PK: Tensor
-    ) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Write and read; returns the norm's mean and 1 / deviation per token, and y_NPV."""
+    def forward(self, d_NRV: Tensor, write_KR: Tensor, gain_KV: Tensor, read_PK: Tensor) -> tuple[Stats, Tensor]:
+        """Write and read; returns the norm's statistics, and y_NPV."""
         X_NKV = self.buffer.X_NKV
         shape = X_NKV.shape[0], read_PK.shape[0], X_NKV.shape[2]
         y_NPV = torch.empty(shape, dtype=self.dtype, device=X_NKV.device)
-        stats = self.backend.forward(X_NKV, self.first, d_NRV, write_KR, gain_KV, self.norm, read_PK, y_NPV)
+        stats = self.backend.forward(Step(X_NKV, self.first, d_NRV, write_KR, gain_KV, read_PK, self.norm), y_NPV)
         self.buffer.position = self.position + 1
         return stats, y_NPV
 
@@ -256,7 +258,7 @@ class _WriteRead(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        step: _Step,
+        turn: _Turn,
         link: Tensor,
         start_NKV: Tensor | None,
         d_NRV: Tensor,
@@ -264,39 +266,28 @@ class _WriteRead(torch.autograd.Function):
         gain_KV: Tensor,
         read_PK: Tensor,
     ) -> tuple[Tensor | None, ...]:
-        stats, y_NPV = step.forward(d_NRV, write_KR, gain_KV, read_PK)
-        ctx.step = step
+        stats, y_NPV = turn.forward(d_NRV, write_KR, gain_KV, read_PK)
+        ctx.turn = turn
         ctx.save_for_backward(d_NRV, write_KR, gain_KV, read_PK, *stats)
         ctx.set_materialize_grads(False)
-        X_copy = step.buffer.X_NKV.clone() if step.as_tensor else None
-        return torch.empty_like(link), X_copy, *y_NPV.split(step.pieces, dim=1)
+        X_copy = turn.buffer.X_NKV.clone() if turn.as_tensor else None
+        return torch.empty_like(link), X_copy, *y_NPV.split(turn.pieces, dim=1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _link: Tensor, grad_copy: Tensor | None, *grad_pieces: Tensor | None) -> tuple:
-        step: _Step = ctx.step
-        buffer = step.buffer
-        buffer.expect(step.position + 1, "backward pass of a boundary")
-        d_NRV, write_KR, gain_KV, read_PK, mean_N, rstd_N = ctx.saved_tensors
+        turn: _Turn = ctx.turn
+        buffer = turn.buffer
+        buffer.expect(turn.position + 1, "backward pass of a boundary")
+        d_NRV, write_KR, gain_KV, read_PK, *stats = ctx.saved_tensors
         if grad_copy is not None:
             buffer.G_NKV = grad_copy.clone() if buffer.G_NKV is None else buffer.G_NKV + grad_copy
         fresh = buffer.G_NKV is None
         G_NKV = torch.empty_like(buffer.X_NKV) if buffer.G_NKV is None else buffer.G_NKV
-        dy_NPV = join(grad_pieces, step.pieces, Like(len(d_NRV), d_NRV.shape[2], step.dtype, d_NRV.device))
-        grads = step.backend.backward(
-            buffer.X_NKV,
-            G_NKV,
-            fresh,
-            step.first,
-            d_NRV,
-            write_KR,
-            gain_KV,
-            step.norm,
-            read_PK,
-            (mean_N, rstd_N),
-            dy_NPV,
-        )
-        buffer.position, buffer.G_NKV, buffer.read_again = step.position, G_NKV, None
+        dy_NPV = join(grad_pieces, turn.pieces, Like(len(d_NRV), d_NRV.shape[2], turn.dtype, d_NRV.device))
+        step = Step(buffer.X_NKV, turn.first, d_NRV, write_KR, gain_KV, read_PK, turn.norm)
+        grads = turn.backend.backward(step, G_NKV, fresh, tuple(stats), dy_NPV)
+        buffer.position, buffer.G_NKV, buffer.read_again = turn.position, G_NKV, None
         link = torch.empty(0, device=d_NRV.device)
         wants_start = ctx.needs_input_grad[2]
         return None, link, G_NKV if wants_start else None, *grads

@@ -1,18 +1,15 @@
 """The boundary in C++ (native/boundary.cpp): float32 on the CPU. See `portable` for what its functions do."""
 
 import functools
+from collections.abc import Callable
 from ctypes import c_float, c_int, c_long, c_void_p
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from rmt.ops.boundary.step import Gradients, Stats, Step
 from rmt.ops.native import build
-
-if TYPE_CHECKING:
-    from rmt.ops.boundary import Norming
-
-Stats = tuple[Tensor, Tensor]
 
 DIMENSIONS: list[Any] = [c_long] * 5 + [c_int, c_float]
 
@@ -30,22 +27,22 @@ def library() -> Any:
     return found
 
 
-def forward(
-    X_NKV: Tensor,
-    first: bool,
-    d_NRV: Tensor,
-    write_KR: Tensor,
-    gain_KV: Tensor,
-    norm: "Norming",
-    read_PK: Tensor,
-    y_NPV: Tensor,
-) -> Stats:
-    d_NRV = token_major(d_NRV)
+def forward(step: Step, y_NPV: Tensor) -> Stats:
+    step = step._replace(d_NRV=token_major(step.d_NRV))
     y = y_NPV if y_NPV.dtype == torch.float32 else torch.empty(y_NPV.shape)
-    tokens = X_NKV.shape[0]
-    mean_N, rstd_N = torch.empty(tokens), torch.empty(tokens)
-    library().rmt_boundary_forward(
-        *dimensions(X_NKV, write_KR, norm, read_PK),
+    mean_N, rstd_N = torch.empty(len(y)), torch.empty(len(y))
+    bind_forward(step, y, mean_N, rstd_N)()
+    if y is not y_NPV:
+        y_NPV.copy_(y)
+    return mean_N, rstd_N
+
+
+def bind_forward(step: Step, y_NPV: Tensor, mean_N: Tensor, rstd_N: Tensor) -> Callable[[], None]:
+    """The kernel, bound to tensors that decoding uses again and again; the caller keeps them."""
+    X_NKV, first, d_NRV, write_KR, gain_KV, read_PK, _ = step
+    return functools.partial(
+        library().rmt_boundary_forward,
+        *dimensions(step),
         X_NKV.data_ptr(),
         first,
         d_NRV.data_ptr(),
@@ -53,35 +50,21 @@ def forward(
         write_KR.data_ptr(),
         gain_KV.data_ptr(),
         read_PK.data_ptr(),
-        y.data_ptr(),
+        y_NPV.data_ptr(),
         mean_N.data_ptr(),
         rstd_N.data_ptr(),
-        threads(X_NKV, write_KR, read_PK),
+        threads(step),
     )
-    if y is not y_NPV:
-        y_NPV.copy_(y)
-    return mean_N, rstd_N
 
 
-def backward(
-    X_NKV: Tensor,
-    G_NKV: Tensor,
-    fresh: bool,
-    first: bool,
-    d_NRV: Tensor,
-    write_KR: Tensor,
-    gain_KV: Tensor,
-    norm: "Norming",
-    read_PK: Tensor,
-    stats: Stats,
-    dy_NPV: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def backward(step: Step, G_NKV: Tensor, fresh: bool, stats: Stats, dy_NPV: Tensor) -> Gradients:
+    X_NKV, first, d_NRV, write_KR, gain_KV, read_PK, _ = step
     d, dy_NPV = token_major(d_NRV), token_major(dy_NPV)
     mean_N, rstd_N = stats
     dd_NRV = torch.empty(d.shape)
     dwrite_KR, dgain_KV, dread_PK = (torch.empty_like(t) for t in (write_KR, gain_KV, read_PK))
     library().rmt_boundary_backward(
-        *dimensions(X_NKV, write_KR, norm, read_PK),
+        *dimensions(step),
         X_NKV.data_ptr(),
         G_NKV.data_ptr(),
         fresh,
@@ -99,7 +82,7 @@ def backward(
         dwrite_KR.data_ptr(),
         dgain_KV.data_ptr(),
         dread_PK.data_ptr(),
-        threads(X_NKV, write_KR, read_PK),
+        threads(step),
     )
     return dd_NRV.to(d_NRV.dtype), dwrite_KR, dgain_KV, dread_PK
 
@@ -108,13 +91,13 @@ def takes(key_dim: int, value_dim: int, kind: torch.dtype) -> bool:
     return kind == torch.float32
 
 
-def dimensions(X_NKV: Tensor, write_KR: Tensor, norm: "Norming", read_PK: Tensor) -> tuple:
-    N, K, V = X_NKV.shape
-    return N, K, V, write_KR.shape[1], read_PK.shape[0], norm.kind == "layernorm", norm.eps
+def dimensions(step: Step) -> tuple:
+    return *step.sizes, step.norm.kind == "layernorm", step.norm.eps
 
 
-def threads(X_NKV: Tensor, write_KR: Tensor, read_PK: Tensor) -> int:
-    return build.threads(2.0 * X_NKV.numel() * (write_KR.shape[1] + read_PK.shape[0]))
+def threads(step: Step) -> int:
+    N, K, V, R, P = step.sizes
+    return build.threads(2.0 * N * K * V * (R + P))
 
 
 def token_major(x_NRV: Tensor) -> Tensor:

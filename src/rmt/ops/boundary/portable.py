@@ -6,30 +6,18 @@ and X into the stream before the write. Axes: see the package.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from rmt.ops.boundary import Norming
+from rmt.ops.boundary.step import Gradients, Stats, Step
 
 CPU_CHUNK_BYTES = 2**20
 GPU_CHUNK_BYTES = 2**28
 
-Stats = tuple[Tensor, Tensor]
 
-
-def forward(
-    X_NKV: Tensor,
-    first: bool,
-    d_NRV: Tensor,
-    write_KR: Tensor,
-    gain_KV: Tensor,
-    norm: "Norming",
-    read_PK: Tensor,
-    y_NPV: Tensor,
-) -> Stats:
+def forward(step: Step, y_NPV: Tensor) -> Stats:
+    X_NKV, first, d_NRV, write_KR, gain_KV, read_PK, norm = step
     mean_N, rstd_N = (X_NKV.new_zeros(len(X_NKV)) for _ in range(2))
     for part in chunks(X_NKV):
         X, d = X_NKV[part], d_NRV[part].to(X_NKV.dtype)
@@ -48,20 +36,9 @@ def forward(
     return mean_N, rstd_N
 
 
-def backward(
-    X_NKV: Tensor,
-    G_NKV: Tensor,
-    fresh: bool,
-    first: bool,
-    d_NRV: Tensor,
-    write_KR: Tensor,
-    gain_KV: Tensor,
-    norm: "Norming",
-    read_PK: Tensor,
-    stats: Stats,
-    dy_NPV: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of d, the write keys, the gain and the read keys. `fresh`: G holds nothing yet."""
+def backward(step: Step, G_NKV: Tensor, fresh: bool, stats: Stats, dy_NPV: Tensor) -> Gradients:
+    """`fresh`: G holds nothing yet."""
+    X_NKV, first, d_NRV, write_KR, gain_KV, read_PK, norm = step
     dd_NRV = torch.empty(d_NRV.shape, dtype=d_NRV.dtype, device=d_NRV.device)
     dwrite_KR, dgain_KV, dread_PK = (torch.zeros_like(t) for t in (write_KR, gain_KV, read_PK))
     for part in chunks(X_NKV):

@@ -9,19 +9,15 @@ computes the same bits.
 Same two functions as `portable`. Axes: see the package; blocks are padded to powers of two, at least 16.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from rmt.ops.boundary.step import Gradients, Stats, Step
 from rmt.ops.choice import interprets_triton
-
-if TYPE_CHECKING:
-    from rmt.ops.boundary import Norming
-
-Stats = tuple[Tensor, Tensor]
 
 INTERPRETED = tl.constexpr(interprets_triton())
 
@@ -144,43 +140,24 @@ def backward_kernel(  # type: ignore[no-untyped-def]
         tl.store(dwrite_BKR + block * K * R + k[:, None] * R + r[None, :], dwrite, inside_KR)
 
 
-def forward(
-    X_NKV: Tensor,
-    first: bool,
-    d_NRV: Tensor,
-    write_KR: Tensor,
-    gain_KV: Tensor,
-    norm: "Norming",
-    read_PK: Tensor,
-    y_NPV: Tensor,
-) -> Stats:
+def forward(step: Step, y_NPV: Tensor) -> Stats:
+    X_NKV, first, d_NRV, write_KR, gain_KV, read_PK, norm = step
     mean_N, rstd_N = (torch.empty(len(X_NKV), device=X_NKV.device) for _ in range(2))
-    shape, launch = shapes(X_NKV, write_KR, read_PK), pick(FORWARD, X_NKV)
+    launch = pick(FORWARD, X_NKV)
     d_NRV = token_major(d_NRV)
     if len(X_NKV):
         forward_kernel[(triton.cdiv(len(X_NKV), launch.tokens),)](
             X_NKV, d_NRV, write_KR, gain_KV, read_PK, y_NPV, mean_N, rstd_N,
             len(X_NKV), d_NRV.stride(0), norm.eps,
-            **shape, TOKENS=launch.tokens, FIRST=first, CENTRED=norm.kind == "layernorm",
+            **shapes(step), TOKENS=launch.tokens, FIRST=first, CENTRED=norm.kind == "layernorm",
             LOW=y_NPV.dtype == torch.bfloat16, num_warps=launch.warps, num_stages=STAGES,
         )  # fmt: skip
     return mean_N, rstd_N
 
 
-def backward(
-    X_NKV: Tensor,
-    G_NKV: Tensor,
-    fresh: bool,
-    first: bool,
-    d_NRV: Tensor,
-    write_KR: Tensor,
-    gain_KV: Tensor,
-    norm: "Norming",
-    read_PK: Tensor,
-    stats: Stats,
-    dy_NPV: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    shape, launch = shapes(X_NKV, write_KR, read_PK), pick(BACKWARD, X_NKV)
+def backward(step: Step, G_NKV: Tensor, fresh: bool, stats: Stats, dy_NPV: Tensor) -> Gradients:
+    X_NKV, first, d_NRV, write_KR, gain_KV, read_PK, norm = step
+    launch = pick(BACKWARD, X_NKV)
     programs = triton.cdiv(len(X_NKV), launch.tokens)
     d_NRV, dy_NPV = token_major(d_NRV), token_major(dy_NPV)
     dd_NRV = torch.empty(d_NRV.shape, dtype=d_NRV.dtype, device=d_NRV.device)
@@ -190,7 +167,7 @@ def backward(
         backward_kernel[(programs,)](
             X_NKV, G_NKV, d_NRV, write_KR, gain_KV, read_PK, *stats, dy_NPV, dd_NRV, *sums,
             len(X_NKV), d_NRV.stride(0), dy_NPV.stride(0),
-            **shape, TOKENS=launch.tokens, FRESH=fresh, FIRST=first, CENTRED=norm.kind == "layernorm",
+            **shapes(step), TOKENS=launch.tokens, FRESH=fresh, FIRST=first, CENTRED=norm.kind == "layernorm",
             LOW=low, READ=read, REST=rest, num_warps=launch.warps, num_stages=STAGES,
         )  # fmt: skip
     dwrite_KR, dgain_KV, dread_PK = (parts.sum(0) for parts in sums)
@@ -203,8 +180,8 @@ def passes(X_NKV: Tensor, low: bool) -> tuple[tuple[bool, bool], ...]:
     return ((True, True),) if together else ((True, False), (False, True))
 
 
-def shapes(X_NKV: Tensor, write_KR: Tensor, read_PK: Tensor) -> dict[str, Any]:
-    dims = {"K": X_NKV.shape[1], "V": X_NKV.shape[2], "R": write_KR.shape[1], "P": read_PK.shape[0]}
+def shapes(step: Step) -> dict[str, Any]:
+    dims = dict(zip("KVRP", step.sizes[1:], strict=True))
     return dims | {f"{name}B": block(size) for name, size in dims.items()}
 
 

@@ -1,8 +1,11 @@
-"""Causal attention in C++ (attention.cpp) as a differentiable operation: float32 on the CPU, no cache, any head_dim,
-grouped heads, contiguous documents and ALiBi. Axes: see `rmt.ops.attention`.
+"""Causal attention in C++ for float32 on the CPU: any head_dim, grouped heads, contiguous documents and ALiBi.
+
+`attend` (attention.cpp) is differentiable and takes whole sequences; `attend_token` (decode.cpp) takes one new token of
+each sequence and the cache. Axes: see `rmt.ops.attention`.
 """
 
 import functools
+from collections.abc import Callable
 from ctypes import c_float, c_int, c_long, c_void_p
 from typing import Any
 
@@ -22,12 +25,62 @@ def takes(q_BTHV: Tensor, k_BGSV: Tensor, v_BGSV: Tensor) -> bool:
     return fits and (G == H or torch.get_num_threads() <= B * G)
 
 
+def takes_token(q_BTHV: Tensor, k_BGSV: Tensor, v_BGSV: Tensor) -> bool:
+    """Whether this is one new token of each sequence, and nobody wants a gradient."""
+    heads = (q_BTHV, k_BGSV, v_BGSV)
+    if q_BTHV.shape[1] != 1 or not all(x.dtype == torch.float32 and x.stride(-1) == 1 for x in heads):
+        return False
+    return not (torch.is_grad_enabled() and any(x.requires_grad for x in heads))
+
+
 def attend(
     q_BTHV: Tensor, k_BGSV: Tensor, v_BGSV: Tensor, start_BT: Tensor | None, slopes_H: Tensor | None, scale: float
 ) -> Tensor:
     """-> [B, T, H, V]. Query t of a sequence sees the keys start_BT[t] .. t."""
     slopes_H = None if slopes_H is None else slopes_H.float().contiguous()
     return _Attention.apply(q_BTHV, k_BGSV.transpose(1, 2), v_BGSV.transpose(1, 2), start_BT, slopes_H, scale)
+
+
+def attend_token(
+    q_BTHV: Tensor, k_BGSV: Tensor, v_BGSV: Tensor, start_B: Tensor | None, slopes_H: Tensor | None, scale: float
+) -> Tensor:
+    """For one query of each sequence (T = 1), without gradients: it sees the keys start_B .. S - 1."""
+    y_BTHV = torch.empty(q_BTHV.shape)
+    S = k_BGSV.shape[2]
+    bind_token(q_BTHV, None, None, k_BGSV, v_BGSV, slopes_H, scale, y_BTHV)(
+        S, address(start_B), token_threads(q_BTHV, S)
+    )
+    return y_BTHV
+
+
+def bind_token(
+    q_BTHV: Tensor,
+    new_k_BTGV: Tensor | None,
+    new_v_BTGV: Tensor | None,
+    k_BGSV: Tensor,
+    v_BGSV: Tensor,
+    slopes_H: Tensor | None,
+    scale: float,
+    y_BTHV: Tensor,
+) -> Callable[[int, int | None, int], None]:
+    """The kernel, bound to tensors that are used again and again; the caller keeps them.
+
+    The function takes the number of tokens up to the new one, the address of start_B or None, and the threads. The new
+    key and value, if given, are written to the last of those places.
+    """
+    B, _, H, V = q_BTHV.shape
+    new = q_BTHV if new_k_BTGV is None else new_k_BTGV
+    other = q_BTHV if new_v_BTGV is None else new_v_BTGV
+    token = [stride for x in (q_BTHV, new, other) for stride in (x.stride(0), x.stride(2))]
+    where = (c_long * 12)(*token, *k_BGSV.stride()[:3], *v_BGSV.stride()[:3])
+    pointers = (address(x) for x in (slopes_H, q_BTHV, new_k_BTGV, new_v_BTGV, k_BGSV, v_BGSV))
+    return functools.partial(
+        library().rmt_attention_token, B, H, k_BGSV.shape[1], V, scale, *pointers, where, y_BTHV.data_ptr()
+    )
+
+
+def token_threads(q_BTHV: Tensor, length: int) -> int:
+    return build.threads(4.0 * q_BTHV.numel() * length)
 
 
 class _Attention(torch.autograd.Function):
@@ -88,7 +141,9 @@ def library() -> Any:
     pointers: list[Any] = [c_void_p] * 10
     found.rmt_attention_forward.argtypes = [*shared, *pointers[:6], c_int]
     found.rmt_attention_backward.argtypes = [*shared, *pointers, c_int]
-    found.rmt_attention_forward.restype = found.rmt_attention_backward.restype = None
+    found.rmt_attention_token.argtypes = [*[c_long] * 4, c_float, *pointers[:8], c_long, c_void_p, c_int]
+    for function in (found.rmt_attention_forward, found.rmt_attention_backward, found.rmt_attention_token):
+        function.restype = None
     return found
 
 

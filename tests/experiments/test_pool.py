@@ -84,8 +84,8 @@ def start(dataset):
     """Starts the sweep as a command of its own; at the end of the test none is left."""
     commands = []
 
-    def begin(out, steps, log):
-        command = [sys.executable, "-m", "rmt.cli", *SWEEP.split(), "--data", str(dataset), "--out", str(out)]
+    def begin(out, steps, log, *more):
+        command = [sys.executable, "-m", "rmt.cli", *SWEEP.split(), "--data", str(dataset), "--out", str(out), *more]
         with open(log, "w") as file:
             commands.append(subprocess.Popen([*command, "--train.steps", str(steps)], stdout=file, stderr=file))
         return commands[-1]
@@ -118,19 +118,19 @@ def test_two_commands_share_a_sweep_and_no_run_is_done_twice(start, tmp_path):
 
 @pytest.mark.slow
 def test_the_run_of_a_killed_command_is_taken_over_by_the_other(start, tmp_path):
-    out, steps = tmp_path / "out", 200
-    first = start(out, steps, tmp_path / "first.log")
+    out, steps = tmp_path / "out", 100
+    first = start(out, steps, tmp_path / "first.log", "--no-transformer")
     run = out / "key_dim-2" / "lr-0.02-seed-0"
     wait_until(lambda: len(read_log(run)) >= 12)
     holder = int((run / ".lock").read_text().split()[1])
     os.kill(holder, signal.SIGSTOP)  # so that it is not done before the other command has begun
-    second = start(out, steps, tmp_path / "second.log")
+    second = start(out, steps, tmp_path / "second.log", "--no-transformer")
     wait_until(lambda: (out / "key_dim-4" / "lr-0.02-seed-0" / "metrics.jsonl").exists())
     os.kill(first.pid, signal.SIGKILL)  # the pool first, or it would say that its run failed
     first.wait()
     os.kill(holder, signal.SIGKILL)
     assert second.wait(PATIENCE) == 0, (tmp_path / "second.log").read_text()
-    assert "key_dim-2/lr-0.02-seed-0: 200 steps, resuming after step" in (tmp_path / "second.log").read_text()
+    assert "key_dim-2/lr-0.02-seed-0: 100 steps, resuming after step" in (tmp_path / "second.log").read_text()
     for other in (run, out / "key_dim-4" / run.name):
         assert [record["step"] for record in read_log(other) if "ce" in record] == list(range(1, steps + 1))
 

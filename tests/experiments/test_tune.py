@@ -228,7 +228,7 @@ def test_a_search_that_is_killed_resumes_and_repeats_no_finished_trial(dataset, 
     assert job.returncode == 143, errors
     assert "the same command goes on" in errors
 
-    output, errors = start(tmp_path / "out", dataset, *slow, workers=1).communicate(timeout=240)
+    output, errors = start(tmp_path / "out", dataset, *slow, workers=1).communicate(timeout=500)
     result = json.loads(output)
     assert [row["state"] for row in result["trials"]] == ["finished"] * 8
     assert [row["number"] for row in result["trials"]] == list(range(8))
@@ -240,7 +240,7 @@ def test_a_search_that_is_killed_resumes_and_repeats_no_finished_trial(dataset, 
 def test_two_commands_share_one_search(dataset, tmp_path):
     slow = ("--train.steps", "60")
     jobs = [start(tmp_path / "both", dataset, *slow) for _ in range(2)]
-    answers = [job.communicate(timeout=240) for job in jobs]
+    answers = [job.communicate(timeout=500) for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], answers
     first, second = (json.loads(output) for output, _ in answers)
     assert first["trials"] == second["trials"]

@@ -246,16 +246,16 @@ def test_a_known_saving_is_found_within_its_interval(tmp_path):
 
 @pytest.mark.slow
 def test_a_size_sweep_runs_from_data_to_page(dataset, tmp_path, capsys):
-    flags = f"residual-size --key-dims 2,4 --seeds 2 --lr 1e-2,1e-6 --model.layers 1 --model.heads 2 {SMALL}".split()
+    flags = f"residual-size --key-dims 4 --no-transformer --seeds 2 --lr 1e-2,1e-6 --model.layers 1 {SMALL}".split()
     flags += f"--train.steps 4 --train.batch_size 2 --data {dataset} --out {tmp_path / 'out'}".split()
     assert main(["sweep", *flags]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert [model["name"] for model in result["models"]] == ["key_dim-2", "key_dim-4", "transformer"]
-    assert {model["lr"] for model in result["models"]} == {1e-2}
+    assert [(model["name"], model["lr"], model["seeds"]) for model in result["models"]] == [("key_dim-4", 1e-2, 2)]
     kept = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert len(kept["rows"]) == 3 * 3, "two rates with the first seed, the better one with the second"
+    runs = ["lr-0.01-seed-0", "lr-1e-06-seed-0", "lr-0.01-seed-1"]
+    assert [row["run"] for row in kept["rows"]] == [f"key_dim-4/{name}" for name in runs]
     assert residual_size.analyse(kept["rows"]) == kept["analysis"]
-    for name in ("report.html", "residual-size.png", "residual-size.svg", "key_dim-2/lr-0.01-seed-1/metrics.jsonl"):
+    for name in ("report.html", "residual-size.png", "residual-size.svg", "key_dim-4/lr-0.01-seed-1/metrics.jsonl"):
         assert (tmp_path / "out" / name).stat().st_size > 100
 
 

@@ -21,7 +21,7 @@ from rmt.wires.load import load
 from rmt.wires.page import packed, write_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-TEXT = "the dog sat on the mat"
+TEXT = "the dog </script> sat on the mat"  # a text must not be able to end a script
 
 
 def start(*arguments):
@@ -93,12 +93,9 @@ def test_packing_keeps_four_digits():
     assert (unpacked(packed(np.zeros((2, 2)))) == 0).all()
 
 
-def test_the_page_loads_nothing_and_text_stays_text(run, tmp_path):
-    evil = "</script><script>alert(1)"
-    start(run, "--text", evil, "--out", tmp_path, "--json")
-    own = (tmp_path / "wiring.html").read_text().replace(shell.plotly(), "")
+def test_the_page_loads_nothing_and_text_stays_text(page):
+    own = page.read_text().replace(shell.plotly(), "")
     assert not re.search(r"https?:|<script src|@import|url\(", own)
-    assert "<script>alert" not in own
     assert own.count("</script>") == own.count("<script")
 
 
@@ -184,7 +181,7 @@ def test_chromium_draws_the_page_and_answers_to_clicks(page, tmp_path):
         [str(CHROMIUM), *flags.split(), *more.split(), size, f"--user-data-dir={tmp_path / 'chr'}", clicked.as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert "CONSOLE" not in result.stderr, [line for line in result.stderr.splitlines() if "CONSOLE" in line]
     log = json.loads(unescape(re.search(r'<pre id="clicked">(.*?)</pre>', result.stdout, re.S)[1]))

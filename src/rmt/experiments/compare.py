@@ -21,7 +21,7 @@ from rmt.config import ModelConfig, TrainConfig
 from rmt.data import TokenDataset
 from rmt.errors import InputError, suggest
 from rmt.experiments.match import Match, match_models
-from rmt.experiments.pool import Job, cores, run_pool
+from rmt.experiments.pool import Job, run_pool
 from rmt.report.runs import Curve, Group, dev_curve, load_run
 from rmt.streams import STREAMS
 from rmt.train.run import RunConfig, read_log, write_text
@@ -63,8 +63,6 @@ def compare(comparison: Comparison, console: Console, *, workers: int | None = N
     """Run all that is not finished yet; returns the run directories that count, one per stream and seed."""
     dataset = TokenDataset.open(comparison.data)
     models = plan(comparison)
-    workers = workers or cores()
-    threads = max(1, cores() // workers)
     rates = comparison.learning_rates or (comparison.train.lr,)
 
     def job(stream: str, lr: float, seed: int) -> Job:
@@ -74,10 +72,10 @@ def compare(comparison: Comparison, console: Console, *, workers: int | None = N
         return Job(out, RunConfig(models[stream], train, data))
 
     first = [job(stream, lr, 0) for lr in rates for stream in comparison.streams]
-    run_pool(first, workers=workers, threads=threads, console=console, quiet=quiet)
+    run_pool(first, workers=workers, console=console, quiet=quiet)
     best = {stream: min(rates, key=lambda lr: final_dev_loss(job(stream, lr, 0).out)) for stream in comparison.streams}
     rest = [job(stream, best[stream], seed) for seed in range(1, comparison.seeds) for stream in comparison.streams]
-    run_pool(rest, workers=workers, threads=threads, console=console, quiet=quiet)
+    run_pool(rest, workers=workers, console=console, quiet=quiet)
     return [job(stream, best[stream], seed).out for stream in comparison.streams for seed in range(comparison.seeds)]
 
 

@@ -30,7 +30,7 @@ def test_p_values_are_uniform_where_there_is_no_difference():
 
 def test_pairs_that_agree_are_more_convincing_than_their_spread():
     losses = np.array([4.1, 4.5, 4.9])
-    assert paired_p_value(losses, losses + [0.10, 0.11, 0.12]) < 0.01
+    assert paired_p_value(losses, losses + np.array([0.10, 0.11, 0.12])) < 0.01
     assert paired_p_value(losses, losses) == 1.0
     assert paired_p_value([1.0], [2.0]) is None
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from test_report import make_run
 
 from rmt.cli import main
 from rmt.errors import InputError
 from rmt.report.compact import compact
 from rmt.report.runs import load_run
-from test_report import make_run
 
 
 def test_a_compact_run_says_the_same_in_less(tmp_path):

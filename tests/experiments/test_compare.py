@@ -60,7 +60,7 @@ def test_a_killed_comparison_goes_on_where_it_stopped(model, train, dataset, tmp
     command += ["--out", str(tmp_path / "out"), "--seeds", "1", "--json", "--workers", "1"]
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
     run = tmp_path / "out" / "matrix" / "lr-0.01-seed-0"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while len(read_log(run)) < 40:
         assert time.monotonic() < deadline
         time.sleep(0.05)

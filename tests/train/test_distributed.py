@@ -150,7 +150,7 @@ def test_torchrun_saves_on_sigterm_and_restarts_by_itself_when_a_process_is_kill
     workers = psutil.Process(second.pid).children()
     assert len(workers) == 2
     workers[1].kill()
-    assert second.wait(timeout=400) == 0, text()
+    assert second.wait(timeout=600) == 0, text()
     assert json.loads((run / "environment.json").read_text())["processes"] == 2
     jobs = processes.run_two(tmp_path, command(whole, dataset, settings))
     assert [job.status for job in jobs] == [0, 0], jobs[0].text() + jobs[1].text()

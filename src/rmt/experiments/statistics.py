@@ -7,6 +7,7 @@ pairs.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -44,6 +45,7 @@ def t_within(t: float, freedom: int) -> float:
     return min(1.0, 2 * constant * float(half))
 
 
+@functools.cache
 def t_quantile(confidence: float, freedom: int) -> float:
     """The t within which the given share of the distribution lies, by bisection."""
     low, high = 0.0, 1e4

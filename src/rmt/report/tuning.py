@@ -95,6 +95,8 @@ def transfer_figure(curves: Sequence[dict[str, Any]], stem: Path) -> list[Path]:
                 axes.plot(rates, losses, color=colour, marker=stream_marker(stream), label=f"width x {curve['width']}")
                 axes.scatter([curve["best_lr"]], [curve["best_loss"]], s=110, marker="*", color=colour, zorder=3)
             axes.set_xscale("log")
+            axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+            axes.minorticks_off()
             axes.set(xlabel=LABELS["lr"], title=f"{stream_name(stream)}, {PARAMETRISATIONS[init]}")
             axes.legend()
         best = min(curve["best_loss"] for curve in curves)

@@ -51,6 +51,7 @@ def build(docs: Path) -> None:
     print(f"wrote {docs / 'results.md'}")
 
 
+@functools.cache
 def rows_of(experiment: str) -> list[Row]:
     """The runs of an experiment. The clock of a run beside others says little: its seconds are its steps times the
     seconds of a step as measured side by side (step_times.json)."""

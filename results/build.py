@@ -161,9 +161,10 @@ def pair_statement() -> str:
         f"{rmt['flops'] / transformer['flops']:.2f} of the transformer's FLOPs and "
         f"{rmt['seconds'] / transformer['seconds']:.2f} of its time (one thread), with "
         f"{rmt['non_embedding_parameters'] / transformer['non_embedding_parameters']:.2f} of its non-embedding "
-        f"parameters. For the transformer's FLOPs it could see {transformer['flops'] / rmt['flops']:.2f} times the tokens, "
-        f"for its seconds {transformer['seconds'] / rmt['seconds']:.2f} times: at equal FLOPs and at equal seconds the RMT "
-        "leads by no less than at equal tokens, as far as more tokens do no harm. The ladder below asks the same of fits."
+        f"parameters. For the transformer's FLOPs it could see {transformer['flops'] / rmt['flops']:.2f} times the "
+        f"tokens, for its seconds {transformer['seconds'] / rmt['seconds']:.2f} times: at equal FLOPs and at equal "
+        "seconds the RMT leads by no less than at equal tokens, as far as more tokens do no harm. The ladder below asks "
+        "the same of fits."
     )
 
 

@@ -163,8 +163,8 @@ def pair_statement() -> str:
         f"{rmt['non_embedding_parameters'] / transformer['non_embedding_parameters']:.2f} of its non-embedding "
         f"parameters. For the transformer's FLOPs it could see {transformer['flops'] / rmt['flops']:.2f} times the "
         f"tokens, for its seconds {transformer['seconds'] / rmt['seconds']:.2f} times: at equal FLOPs and at equal "
-        "seconds the RMT leads by no less than at equal tokens, as far as more tokens do no harm. The ladder below asks "
-        "the same of fits."
+        "seconds the RMT leads by no less than at equal tokens, as far as more tokens do no harm. The ladder below "
+        "asks the same of fits."
     )
 
 

@@ -122,3 +122,21 @@ def test_second_derivatives_raise():
     loss = linear_cross_entropy(hidden, weight, targets, 1e-4)
     with pytest.raises(RuntimeError, match="differentiated twice"):
         torch.autograd.grad(loss.total, hidden, create_graph=True)
+
+
+@pytest.mark.parametrize("ops", ["portable", "native"])
+def test_a_second_backward_pass_raises_and_says_what_to_do(native, ops):
+    hidden, weight, targets = draw(5, 4, 9, torch.float32)
+    loss = linear_cross_entropy(hidden, weight, targets, 1e-4, ops=ops)
+    loss.total.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match=r"a second time .*set_ops\(\"plain\"\)"):
+        loss.total.backward()
+
+
+@pytest.mark.parametrize("ops", ["portable", "native"])
+def test_the_table_of_gradients_exists_once(native, ops):
+    hidden, weight, targets = draw(30, 64, 5000, torch.float32)
+    loss = linear_cross_entropy(hidden, weight, targets, 1e-4, ops=ops)
+    made = loss.total.grad_fn.grads[1].data_ptr()
+    (loss.total / 2).backward()
+    assert weight.grad.data_ptr() == made

@@ -254,14 +254,13 @@ def count_memory(config: ModelConfig, params: int, saved: list[int], batch: int,
 def peak_bytes(config: ModelConfig, training: dict[str, int], tokens: int) -> int:
     """The backward pass drops activations and makes gradients layer by layer, so the most is held at one of its ends.
 
-    At its beginning, all activations and the gradient of the unembedding, once from the loss and once scaled; at its
-    end, all gradients, the activations of the first layer and, of a matrix stream, the memory and its gradient.
+    At its beginning, all activations, the gradient of the unembedding and a chunk of logits; at its end, all gradients,
+    the activations of the first layer and, of a matrix stream, the memory and its gradient.
     """
     activations = training.get("activations", 0)
-    table = FLOAT * config.vocab_size * config.model_dim
     first_layer = FLOAT * tokens * (attention_saved(config) + feed_forward_saved(config, "none"))
     buffers = 2 * FLOAT * tokens * config.stream_size if config.stream == "matrix" else 0
-    beginning = activations + max(2 * table, training["loss"])
+    beginning = activations + training["loss"]
     end = training["gradients"] + min(activations, first_layer + buffers)
     return training["weights"] + training["optimizer"] + max(beginning, end)
 
@@ -317,7 +316,7 @@ def shared_by_layers(config: ModelConfig) -> int:
 
 
 def loss_bytes(config: ModelConfig, tokens: int) -> int:
-    """The gradient of the unembedding, made with the loss; one chunk of logits and one temporary of its size."""
+    """The gradient of the unembedding, made with the loss, and one chunk of logits."""
     row = FLOAT * config.vocab_size
     rows = min(tokens, max(1, CHUNK_BYTES // row))
-    return row * config.model_dim + 2 * rows * row
+    return row * config.model_dim + rows * row

@@ -43,14 +43,15 @@ RMT_INLINE double exponentials(float* row, long width, float scale, float top) {
 
 }  // namespace rmt
 
-// terms[row] = log-partition, logit of the target, largest logit. With `weight` (scale / number of targets) not zero,
-// the logits become the gradient with respect to the unscaled ones; rows whose target is negative count nothing.
-extern "C" void rmt_loss_rows(long rows, long width, float* logits, const long* targets, float scale, float z_loss,
-                              float weight, float* terms, int threads) {
+// Rows begin `apart` numbers after one another. terms[row] = log-partition, logit of the target, largest logit. With
+// `weight` (scale / number of targets) not zero, the logits become the gradient with respect to the unscaled ones; rows
+// whose target is negative count nothing.
+extern "C" void rmt_loss_rows(long rows, long width, long apart, float* logits, const long* targets, float scale,
+                              float z_loss, float weight, float* terms, int threads) {
     using namespace rmt;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (long r = 0; r < rows; r++) {
-        float *row = logits + r * width, *term = terms + 3 * r;
+        float *row = logits + r * apart, *term = terms + 3 * r;
         const long target = targets[r];
         if (target < 0) {
             term[0] = term[1] = term[2] = 0;

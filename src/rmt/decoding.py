@@ -125,7 +125,7 @@ class Decoder:
 
         def run() -> None:
             torch.mm(x_BD, into_DF, out=h_BF)
-            torch.mm(activate(h_BF, gated), out_FD, out=y_BD)
+            torch.mm(activate(h_BF, gated, native=True), out_FD, out=y_BD)
 
         return run
 

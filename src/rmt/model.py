@@ -107,6 +107,7 @@ class FeedForward(Described):
 
     def __init__(self, config: ModelConfig, writes: bool) -> None:
         super().__init__()
+        self.ops: Ops = "auto"
         self.gated = config.ff == "swiglu"
         D, neurons = config.model_dim, config.ff_dim
         rows = 2 * neurons if self.gated else neurons
@@ -116,7 +117,7 @@ class FeedForward(Described):
         self.out_DF = self.describe("out_DF", (D, neurons), out)
 
     def forward(self, x_BTD: Tensor, recompute: Recompute = "none") -> Tensor:
-        return feed_forward(x_BTD, self.into_FD, self.out_DF, self.gated, recompute)
+        return feed_forward(x_BTD, self.into_FD, self.out_DF, self.gated, recompute, self.ops)
 
 
 class Unembedding(Described):

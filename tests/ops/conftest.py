@@ -3,12 +3,18 @@
 import pytest
 import torch
 
-from rmt.ops import cross_entropy
+from rmt.ops import cross_entropy, feed_forward
 from rmt.ops.boundary import native as native_boundary
 from rmt.ops.native import attention as native_attention
 from rmt.ops.native import build
 
-LOADED = (build._load, native_boundary.library, native_attention.library, cross_entropy._library)
+LOADED = (
+    build._load,
+    native_boundary.library,
+    native_attention.library,
+    cross_entropy._library,
+    feed_forward._library,
+)
 
 
 def forget_library():

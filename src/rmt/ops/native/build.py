@@ -23,7 +23,7 @@ import torch
 log = logging.getLogger("rmt.ops")
 
 HERE = Path(__file__).parent
-SOURCES = ("boundary.cpp", "attention.cpp", "loss.cpp", "decode.cpp")
+SOURCES = ("boundary.cpp", "attention.cpp", "loss.cpp", "activation.cpp", "decode.cpp")
 HEADERS = ("tile.h", "exponential.h")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-Wall")
 COMPILERS = ("g++", "clang++", "c++")

@@ -18,6 +18,7 @@ from rmt.cli import main
 from rmt.config import ModelConfig
 from rmt.ops.native import build as native
 from rmt.theory.accounting import count
+from rmt.train import heap
 
 needs_native = pytest.mark.skipif(bool(native.problem()), reason="no compiler")
 
@@ -35,7 +36,7 @@ def result(tmp_path_factory):
 def test_every_part_has_all_its_rows(result):
     rows = {part: set(result[part]["rows"]) for part in PARTS if part != "memory"}
     assert rows["stack"] == {"stock", "vector", *MATRIX_ROWS}
-    assert rows["step"] == rows["stack"] | {"one sequence"}
+    assert rows["step"] == rows["stack"] | {"one sequence", "stock, memory kept"}
     assert rows["decode"] == {"gpt2", "vector", "portable", "native"}
     assert rows["loss"] == {"stock", *MATRIX_ROWS}
     assert rows["keydim"] == {"8", "16", "32"}
@@ -68,6 +69,7 @@ def test_the_profile_adds_up_to_the_step(result):
         assert all(value >= 0 for value in seconds.values())
         assert seconds["gemm"] > 0
         assert seconds["optimizer"] > 0
+        assert seconds["activation"] > 0
     best = result["step"]["profile"][result["best"]]
     assert best["boundary"] > 0
     assert best["loss"] > 0
@@ -178,8 +180,19 @@ def test_disturbed_rounds_are_dropped_when_enough_quiet_ones_remain():
 
 def test_rounds_are_interleaved_forwards_and_backwards():
     order = []
-    interleave({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, rounds=2)
+    functions = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    interleave(functions, rounds=2, usual_heap=functions)
     assert "".join(order) == "ab" + "ab" + "ba"
+
+
+@pytest.mark.skipif(heap._libc() is None, reason="malloc is not glibc's, or set by the user")
+def test_our_rows_run_as_in_the_trainer_whatever_ran_before_them():
+    seen = []
+    functions = {"stock": lambda: seen.append(heap._keeping), "ours": lambda: seen.append(heap._keeping)}
+    interleave(functions, rounds=2, usual_heap={"stock"})
+    # Warming up; stock, ours (once more, to fill the heap); ours, stock.
+    assert seen[2:] == [False, True, True, True, False]
+    assert not heap._keeping
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,14 @@ is the steadier figure.
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+
+from rmt.train import heap
 
 Clock = Literal["wall", "cpu"]
 QUIET = 0.06  # share of all cores that others may use in a quiet round
@@ -90,8 +92,9 @@ def interleave(
     rounds: int,
     clock: Clock = "wall",
     say: Callable[[str], object] = lambda text: None,
+    usual_heap: Collection[str] = (),
 ) -> Timing:
-    """Time each function `rounds` times, after one run to warm up. `say` is told how far it is."""
+    """Time each function `rounds` times, after one run to warm up. `say` is told how far it is; see `get_ready`."""
     samples: dict[str, list[Sample]] = {name: [] for name in functions}
     gemm = []
     for name, function in functions.items():
@@ -102,8 +105,19 @@ def interleave(
         gemm.append(gemm_speed(clock))
         for name in names:
             say(f"round {turn + 1} of {rounds}: {name}")
+            get_ready(functions[name], name in usual_heap)
             samples[name].append(measure(functions[name], clock))
+    heap.give_back()
     return Timing(samples, gemm)
+
+
+def get_ready(function: Callable[[], object], usual_heap: bool) -> None:
+    """Before a function is timed: memory is managed as by the system, or as in our trainer (`rmt.train.heap`), where
+    one run fills the heap again after the system had it."""
+    if usual_heap:
+        heap.give_back()
+    elif heap.keep():
+        function()
 
 
 def seconds_of(samples: Sequence[Sample]) -> Spread:

@@ -21,8 +21,10 @@ KINDS: dict[str, tuple[str, ...]] = {
     "attention": ("_attention", "scaled_dot_product"),
     "activation": ("gelu", "silu"),
     "norm": ("layer_norm", "native_layer_norm", "rms_norm"),
-    "gemm": ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul", "mmbackward", "_feedforward"),
+    "gemm": ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul", "mmbackward"),
 }
+#: Operations whose own time is a kernel of ours, while the products that they call count for themselves.
+OWN_TIME = {"_feedforward": "activation"}
 OTHER = "other"
 PARTS = (*KINDS, OTHER)
 
@@ -43,7 +45,7 @@ def step_profile(step: Callable[[], object]) -> dict[str, float]:
 
 def kind_of(event: FunctionEvent) -> str:
     """The kind of the outermost known operation around an event, or of the event itself."""
-    found = OTHER
+    found = next((kind for word, kind in OWN_TIME.items() if word in event.name.lower()), OTHER)
     around: Any = event
     while around is not None:
         found = kind_named(around.name) or found

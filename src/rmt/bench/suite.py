@@ -18,10 +18,11 @@ import torch
 from rmt.bench import decode, loss, memory, stack, step
 from rmt.bench.cases import PARTS, Case, training_flops
 from rmt.bench.checks import check
-from rmt.bench.harness import Clock, interleave
+from rmt.bench.harness import Clock, get_ready, interleave
 from rmt.bench.profile import step_profile
 from rmt.bench.targets import judge
 from rmt.theory.accounting import count
+from rmt.train import heap
 from rmt.train.run import environment
 
 SCHEMA = 1
@@ -65,7 +66,9 @@ def run(
             result[part] = memory.measure(case, torch.get_num_threads(), say) | {"how": how}
             continue
         functions = timed[part](case)
-        timing = interleave(functions, rounds, clock, lambda text, part=part: say(f"{part}: {text}"))  # type: ignore[misc]
+        # What is not trained by our trainer has the memory management of any process.
+        usual = set(functions) if part == "decode" else {"stock"} & set(functions)
+        timing = interleave(functions, rounds, clock, lambda text, part=part: say(f"{part}: {text}"), usual)  # type: ignore[misc]
         bases = (str(case.config.key_dim),) if part == "keydim" else BASES
         result[part] = timing.to_dict(bases) | {"how": how}
         if part == "step":
@@ -73,16 +76,20 @@ def run(
             shares = {row: timing.share_of_peak(row, flops).to_dict() for row, flops in needed.items()}
             result[part] |= {"flops": needed, "share_of_gemm_peak": shares}
             watched = [row for row in ("stock", "vector", case.best) if row in functions]
-            result[part]["profile"] = {row: step_profile(functions[row]) for row in watched}
+            result[part]["profile"] = {}
+            for row in watched:
+                get_ready(functions[row], row in usual)
+                result[part]["profile"][row] = step_profile(functions[row])
         if part == "decode":
             result[part]["new_tokens"] = decode.NEW
         del functions
         gc.collect()
+        heap.give_back()
     result["targets"] = judge(result)
     return result
 
 
 def flops_of(case: Case, row: str) -> float:
     """Of one step of a row."""
-    config = case.vector if row in ("stock", "vector") else case.config
+    config = case.vector if row in ("stock", step.KEPT_STOCK, "vector") else case.config
     return training_flops(count(config), config.context if row == step.ONE_SEQUENCE else case.tokens)

@@ -11,6 +11,7 @@ from rmt.config import ModelConfig, TrainConfig
 from rmt.data import TokenDataset
 from rmt.model import build
 from rmt.theory.accounting import count
+from rmt.train import heap
 from rmt.train.peak import matmul_peak, wait
 from rmt.train.start import check_fit, find_device
 from rmt.train.step import Stepper
@@ -42,7 +43,8 @@ def estimate(
     tokens = steps * train.batch_size * model_config.context
     micro = train.micro_batch or train.batch_size
     cost = count(model_config, batch=micro, recompute=train.recompute)
-    forward, update = time_parts(model_config, train, micro, steps, where)
+    with heap.kept(where):
+        forward, update = time_parts(model_config, train, micro, steps, where)
     seconds_per_step = forward * train.batch_size / micro + update
     flops = cost.flops.training(tokens)
     return Estimate(

@@ -25,7 +25,7 @@ from rmt.evaluate.loss import Stopped, split_loss
 from rmt.model import build
 from rmt.sampling import sample
 from rmt.theory.accounting import count
-from rmt.train import checkpoint
+from rmt.train import checkpoint, heap
 from rmt.train.distributed import ALONE, World, gathered, joined
 from rmt.train.faults import NOT_FINITE, broken_parameters
 from rmt.train.interrupt import Interrupt
@@ -81,7 +81,7 @@ def train(
         config = RunConfig(model_config, train_config, {"path": str(data), "fingerprint": dataset.fingerprint})
         check_fit(model_config, train_config, dataset, world)
         run = world.first_does(lambda: RunDirectory(Path(out))) or Onlooker(Path(out))
-        with run, full_disk_explained(run.path):
+        with run, full_disk_explained(run.path), heap.kept(where):
             again = resume or world.largest(world.restarts) > 0  # each node's torchrun counts for itself
             world.first_does(lambda: check_resumable(run, config, again))
             shown = view if view is not None and world.first else SilentView()

@@ -67,6 +67,8 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float) -> Tensor:
     norm = nn.utils.get_total_norm(held)
     if is_sliced(gradients[0]):
         norm = joint_norm(norm)
+    if norm.device.type == "cpu" and not norm > limit:  # elsewhere the question would wait for the device
+        return norm
     # A norm that is not finite leaves the gradients as they are: they show where it came from.
     torch._foreach_mul_(held, torch.where(norm.isfinite(), (limit / norm).clamp(max=1.0), 1.0))
     return norm

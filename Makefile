@@ -13,7 +13,7 @@ help:
 	@echo "make quick   the fast tests"
 	@echo "make test-oldest   the tests of the transformers classes with the oldest transformers that is supported"
 	@echo "make lint    ruff and mypy"
-	@echo "make results   rebuild docs/results.md from the runs kept in results/"
+	@echo "make results   rebuild docs/results.md and the tables of docs/performance.md from what is kept"
 	@echo "make demo    train a mirrored RMT / transformer pair, about five minutes; writes demo/report.html"
 
 setup: $(READY)
@@ -51,9 +51,11 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Tables and figures of docs/results.md, from the runs kept in results/.
+# Tables and figures of docs/results.md, from the runs kept in results/; tables of docs/performance.md, from
+# benchmarks/results/.
 results: $(READY)
 	$(BIN)/python results/build.py
+	$(BIN)/python benchmarks/tables.py
 
 demo: $(DEMO_READY)
 	$(BIN)/rmt demo

@@ -3,11 +3,10 @@
 A step computes what `LanguageModel` computes for one new token of each sequence after a cache. Every weight is then
 read once from memory, and the rest is so small that the time between the products counts. So the kernels are bound to
 their tensors once, and a layer is four short calls. All shapes are fixed; only the number of cached tokens that
-attention looks at grows. What a step still allocates are a few tensors of fixed size: embeddings, activated neurons,
-and the vector that it returns.
+attention looks at grows. What a step still allocates has a fixed size: the embeddings, and the vector that it returns.
 
 Axes: B batch, T = 1 new token, H query heads, G key/value heads, V head_dim, P = H + 2G, R vectors written, K key_dim,
-D model_dim, F hidden neurons.
+D model_dim, F hidden neurons, E of them after the activation.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rmt.ops.attention import Attend, alibi_slopes
 from rmt.ops.boundary import full_gain
 from rmt.ops.boundary import native as native_boundary
 from rmt.ops.boundary.step import Norming, Step
-from rmt.ops.feed_forward import activate
+from rmt.ops.feed_forward import native_activate_into
 from rmt.ops.native import attention as native_attention
 from rmt.streams.base import Embedded
 from rmt.streams.matrix import MatrixBoundary
@@ -121,11 +120,12 @@ class Decoder:
     def bind_core(self, core: FeedForward) -> Callable[[], object]:
         x_BD, y_BD = self.read_BTHV.flatten(0, 1).flatten(1), self.y_BTHV.flatten(0, 1).flatten(1)
         into_DF, out_FD, gated = core.into_FD.t(), core.out_DF.t(), core.gated
-        h_BF = torch.empty(len(x_BD), into_DF.shape[1])
+        h_BF, a_BE = (torch.empty(len(x_BD), neurons) for neurons in (into_DF.shape[1], out_FD.shape[0]))
 
         def run() -> None:
             torch.mm(x_BD, into_DF, out=h_BF)
-            torch.mm(activate(h_BF, gated, native=True), out_FD, out=y_BD)
+            native_activate_into(h_BF, gated, a_BE)
+            torch.mm(a_BE, out_FD, out=y_BD)
 
         return run
 

@@ -9,7 +9,7 @@ import torch
 
 from rmt.bench import checks, memory, suite
 from rmt.bench.cases import MATRIX_ROWS, PARTS, SHAPES, find_case, training_flops
-from rmt.bench.harness import Sample, Timing, interleave
+from rmt.bench.harness import Gemm, Sample, Timing, interleave
 from rmt.bench.profile import PARTS as KINDS
 from rmt.bench.profile import kind_named
 from rmt.bench.stock import StockTransformer
@@ -171,10 +171,12 @@ def test_needed_flops_count_half_of_attention():
 def test_disturbed_rounds_are_dropped_when_enough_quiet_ones_remain():
     quiet, loud = Sample(1.0, 0.0), Sample(9.0, 0.5)
     base = [Sample(2.0, 0.0)] * 4
-    timing = Timing({"a": [quiet, quiet, quiet, loud], "b": base}, [1.0] * 4)
+    timing = Timing({"a": [quiet, quiet, quiet, loud], "b": base}, [Gemm(8.0, 4.0)] * 4)
     assert timing.seconds("a").median == 1.0
     assert timing.ratio("a", "b").high == 0.5
-    few = Timing({"a": [quiet, loud], "b": base[:2]}, [1.0] * 2)
+    assert timing.share_of_gemm("a", 4.0).low == 0.5
+    assert timing.share_of_gemm("a", 4.0, "typical").low == 1.0
+    few = Timing({"a": [quiet, loud], "b": base[:2]}, [Gemm(8.0, 4.0)] * 2)
     assert few.seconds("a").median == 5.0
 
 

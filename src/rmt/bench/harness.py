@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -53,12 +53,19 @@ class Spread:
         return {"median": self.median, "low": self.low, "high": self.high}
 
 
+class Gemm(NamedTuple):
+    """FLOP/s of matrix multiplication: the best that was seen, and the median, as a step's own time is a median."""
+
+    peak: float
+    typical: float
+
+
 @dataclass(frozen=True)
 class Timing:
-    """Samples of all functions, round by round, and the FLOP/s of matrix multiplication in each round."""
+    """Samples of all functions, round by round, and the speed of matrix multiplication in each round."""
 
     samples: dict[str, list[Sample]]
-    gemm: list[float]
+    gemm: list[Gemm]
 
     def seconds(self, name: str) -> Spread:
         return seconds_of(self.samples[name])
@@ -69,11 +76,14 @@ class Timing:
         quiet = [a.seconds / b.seconds for a, b in pairs if a.quiet and b.quiet]
         return Spread.of(quiet if len(quiet) >= FEWEST_QUIET else [a.seconds / b.seconds for a, b in pairs])
 
-    def share_of_peak(self, name: str, flops: float) -> Spread:
-        """Speed of a function that does so many FLOPs, as a share of the best matrix multiplication of its round."""
-        pairs = list(zip(self.samples[name], self.gemm, strict=True))
-        quiet = [flops / a.seconds / peak for a, peak in pairs if a.quiet]
-        return Spread.of(quiet if len(quiet) >= FEWEST_QUIET else [flops / a.seconds / peak for a, peak in pairs])
+    def share_of_gemm(self, name: str, flops: float, speed: Literal["peak", "typical"] = "peak") -> Spread:
+        """Speed of a function that does so many FLOPs, as a share of that of matrix multiplication in its round."""
+        shares = [
+            (sample.quiet, flops / sample.seconds / getattr(gemm, speed))
+            for sample, gemm in zip(self.samples[name], self.gemm, strict=True)
+        ]
+        quiet = [share for is_quiet, share in shares if is_quiet]
+        return Spread.of(quiet if len(quiet) >= FEWEST_QUIET else [share for _, share in shares])
 
     def to_dict(self, bases: Sequence[str] = ()) -> dict[str, Any]:
         rows: dict[str, Any] = {}
@@ -84,7 +94,7 @@ class Timing:
                 "quiet_rounds": sum(sample.quiet for sample in own),
                 "ratios": {base: self.ratio(name, base).to_dict() for base in bases if base in self.samples},
             }
-        return {"rows": rows, "gemm_flops_per_second": statistics.median(self.gemm)}
+        return {"rows": rows, "gemm_flops_per_second": statistics.median(gemm.peak for gemm in self.gemm)}
 
 
 def interleave(
@@ -135,16 +145,17 @@ def measure(function: Callable[[], object], clock: Clock = "wall") -> Sample:
     return Sample(seconds, 0.0 if clock == "cpu" else others)
 
 
-def gemm_speed(clock: Clock) -> float:
-    """FLOP/s of the best of a few square matrix multiplications."""
+def gemm_speed(clock: Clock) -> Gemm:
+    """Of a few square matrix multiplications, one after another."""
     read = time.process_time if clock == "cpu" else time.perf_counter
     a, b, out = (torch.ones(GEMM_SIZE, GEMM_SIZE) for _ in range(3))
-    best = float("inf")
+    seconds = []
     for _ in range(GEMM_TRIES):
         before = read()
         torch.mm(a, b, out=out)
-        best = min(best, read() - before)
-    return 2 * GEMM_SIZE**3 / best
+        seconds.append(read() - before)
+    flops = 2 * GEMM_SIZE**3
+    return Gemm(flops / min(seconds), flops / statistics.median(seconds))
 
 
 def busy() -> float:

@@ -3,7 +3,8 @@
 schema, shape, all_layers, best (the RMT's fastest row), rounds, threads, clock, environment
 checks                              largest relative difference of each row from its definition
 stack, step, decode, loss, keydim   rows: seconds (median, low, high), rounds, quiet_rounds, ratios to other rows;
-                                    gemm_flops_per_second; step also share_of_gemm_peak, flops and profile
+                                    gemm_flops_per_second (best); step also flops, profile, share_of_gemm_peak
+                                    (the best multiplication of a round) and share_of_gemm_typical (the median one)
 memory                              rows: measured, predicted (bytes)
 targets                             figure, bound, value, met
 """
@@ -73,8 +74,10 @@ def run(
         result[part] = timing.to_dict(bases) | {"how": how}
         if part == "step":
             needed = {row: flops_of(case, row) for row in functions}
-            shares = {row: timing.share_of_peak(row, flops).to_dict() for row, flops in needed.items()}
-            result[part] |= {"flops": needed, "share_of_gemm_peak": shares}
+            result[part]["flops"] = needed
+            for speed in ("peak", "typical"):
+                shares = {row: timing.share_of_gemm(row, flops, speed).to_dict() for row, flops in needed.items()}
+                result[part][f"share_of_gemm_{speed}"] = shares
             watched = [row for row in ("stock", "vector", case.best) if row in functions]
             result[part]["profile"] = {}
             for row in watched:

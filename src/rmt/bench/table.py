@@ -73,14 +73,14 @@ def memory_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def target_table(result: dict[str, Any]) -> Table:
+def target_table(result: dict[str, Any], ticks: dict[bool | None, str] = TICKS) -> Table:
     table = new_table("figure", "of", "asked", "measured", "")
     for target in result["targets"]:
         form = target["form"]
         sign = "≥" if target["at_least"] else "≤"
         value = "-" if target["value"] is None else figure(target["value"], form)
         asked = f"{sign} {figure(target['bound'], form)}"
-        table.add_row(target["figure"], target["asked_of"], asked, value, TICKS[target["met"]])
+        table.add_row(target["figure"], target["asked_of"], asked, value, ticks[target["met"]])
     return table
 
 

@@ -94,11 +94,15 @@ class _FeedForward(torch.autograd.Function):
 
 def _native_activate(h: Tensor, gated: bool) -> Tensor:
     h = h.contiguous()
-    width = h.shape[-1] // 2 if gated else h.shape[-1]
-    a = h.new_empty(*h.shape[:-1], width)
-    threads = build.threads(FLOPS * a.numel())
-    _library().rmt_activate(a.numel() // width, width, gated, h.data_ptr(), a.data_ptr(), threads)
+    a = h.new_empty(*h.shape[:-1], h.shape[-1] // 2 if gated else h.shape[-1])
+    native_activate_into(h, gated, a)
     return a
+
+
+def native_activate_into(h: Tensor, gated: bool, a: Tensor) -> None:
+    """`activate` in C++ into memory that is there; both in one piece."""
+    width, threads = a.shape[-1], build.threads(FLOPS * a.numel())
+    _library().rmt_activate(a.numel() // width, width, gated, h.data_ptr(), a.data_ptr(), threads)
 
 
 def _native_activate_backward(da: Tensor, h: Tensor, gated: bool) -> Tensor:

@@ -160,7 +160,7 @@ class _Chunked(torch.autograd.Function):
 
 def _rows_of_lines(like: Tensor, rows: int, width: int) -> Tensor:
     """Memory for a matrix whose rows begin at cache lines, an odd number of them apart: products write rows of 50257
-    numbers a third slower when these are packed without a gap, and rows a power of two apart crowd the same sets."""
+    numbers more slowly when these are packed without a gap, and rows a power of two apart crowd the same sets."""
     apart = (-(-width // (2 * LINE)) * 2 + 1) * LINE
     return like.new_empty(rows, apart)[:, :width]
 
